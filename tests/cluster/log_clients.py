@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -180,7 +181,32 @@ def arrow_body(values: Sequence[str]) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-class Producer:
+class Steady(ABC):
+    """A client over connections of its own that acts, pauses and acts again. `calm_slowness`: how many times
+    as long it pauses while the work is calm."""
+
+    calm_slowness = CALM_PRODUCER_SLOWNESS
+
+    def __init__(self, work: Workload, pause_s: float) -> None:
+        self._work = work
+        self._pause_s = pause_s
+        self._connections = Connections()
+
+    async def run(self) -> None:
+        """Until the work stops; what is under way is finished, or given up as unknown."""
+        try:
+            while not self._work.stopping:
+                await self._act()
+                await asyncio.sleep(self._work.pause_s(self._pause_s, self.calm_slowness))
+        finally:
+            self._connections.close()
+
+    @abstractmethod
+    async def _act(self) -> None:
+        """Once."""
+
+
+class Producer(Steady):
     """Appends to one partition, one request after the other. `producer_id`: sends sequences and repeats what
     was not answered; None: each request is sent once. `arrow`: as Arrow streams, otherwise as JSON.
     `leader_acks`: the share of requests without a sequence that are answered when the leader has synced."""
@@ -198,30 +224,19 @@ class Producer:
         arrow: bool = False,
         leader_acks: float = 0.0,
     ) -> None:
-        self._work = work
+        super().__init__(work, pause_s)
         self.name = name
         self._partition = partition
         self._arrow = arrow
         self._leader_acks = leader_acks if producer_id is None else 0.0
         self._id = producer_id
         self._batch_max = batch_max
-        self._pause_s = pause_s
         self._padding = "." * padding
-        self._connections = Connections()
         self._agent: Address | None = None
         self._sequence = 0
         self._number = 0
 
-    async def run(self) -> None:
-        """Until the work stops; a request under way is finished, or given up as unknown."""
-        try:
-            while not self._work.stopping:
-                await self._append()
-                await asyncio.sleep(self._work.pause_s(self._pause_s, CALM_PRODUCER_SLOWNESS))
-        finally:
-            self._connections.close()
-
-    async def _append(self) -> None:
+    async def _act(self) -> None:
         work = self._work
         count = work.rng.randint(1, self._batch_max)
         values = tuple(
@@ -283,33 +298,24 @@ class Producer:
         return ("fail" if answer.definite else "info"), None
 
 
-class Reader:
+class Reader(Steady):
     """Follows one partition from its start; now and then asks for the first record, the last one, or where
     the logs begin and end."""
+
+    calm_slowness = CALM_READER_SLOWNESS
 
     def __init__(
         self, work: Workload, name: str, partition: Partition, *, local: bool, pause_s: float
     ) -> None:
-        self._work = work
+        super().__init__(work, pause_s)
         self._name = name
         self._partition = partition
         self._local = local
-        self._pause_s = pause_s
-        self._connections = Connections()
         self._offset = 0
         self._high_watermark = 0
         self._told_start = 0
 
-    async def run(self) -> None:
-        """Until the work stops."""
-        try:
-            while not self._work.stopping:
-                await self._look()
-                await asyncio.sleep(self._work.pause_s(self._pause_s, CALM_READER_SLOWNESS))
-        finally:
-            self._connections.close()
-
-    async def _look(self) -> None:
+    async def _act(self) -> None:
         chance = 1.0 if self._local else self._work.rng.random()
         if chance < LAST_SHARE:
             await self._poll(LATEST)

@@ -17,8 +17,8 @@ from log_clients import (
     CALM_PRODUCER_SLOWNESS,
     PAUSE_S,
     REQUEST_TIMEOUT_MS,
-    Connections,
     NoAnswer,
+    Steady,
     Workload,
     arrow_body,
     now_s,
@@ -48,29 +48,18 @@ NOWHERE = -1
 """The partition of what was never answered."""
 
 
-class KeyedProducer:
+class KeyedProducer(Steady):
     """Appends batches of keyed records to a topic; the agent spreads them over its partitions. Sends a
     sequence, and repeats what was not answered."""
 
     def __init__(self, work: Workload, name: str, topic: str, partitions: int, pause_s: float) -> None:
-        self._work = work
+        super().__init__(work, pause_s)
         self._name = name
         self._topic = topic
         self._ranges = hash_ranges(partitions)
-        self._pause_s = pause_s
-        self._connections = Connections()
         self._sequence = 0
 
-    async def run(self) -> None:
-        """Until the work stops."""
-        try:
-            while not self._work.stopping:
-                await self._append()
-                await asyncio.sleep(self._work.pause_s(self._pause_s, CALM_PRODUCER_SLOWNESS))
-        finally:
-            self._connections.close()
-
-    async def _append(self) -> None:
+    async def _act(self) -> None:
         rng = self._work.rng
         records = [
             (f"k{rng.randrange(KEYS)}", f"{self._name}-{self._sequence}.{number}")

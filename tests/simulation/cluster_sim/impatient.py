@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from log_clients import Address, Answer, Connections, NoAnswer, Workload, now_s
+from log_clients import Address, Answer, NoAnswer, Steady, Workload, now_s
 from log_history import LATEST, Append, Outcome, Poll
 
 PATIENCE_S = 0.5
@@ -19,8 +19,10 @@ CALM_SLOWNESS = 10.0
 APPENDS_SHARE = 0.4
 
 
-class Impatient:
+class Impatient(Steady):
     """`agent()`: the only one that it asks."""
+
+    calm_slowness = CALM_SLOWNESS
 
     def __init__(
         self,
@@ -31,27 +33,19 @@ class Impatient:
         partitions: int,
         pause_s: float,
     ) -> None:
-        self._work = work
+        super().__init__(work, pause_s)
         self._name = name
         self._agent = agent
         self._topic = topic
         self._partitions = partitions
-        self._pause_s = pause_s
-        self._connections = Connections()
         self._number = 0
 
-    async def run(self) -> None:
-        """Until the work stops."""
-        try:
-            while not self._work.stopping:
-                partition = self._work.rng.randrange(self._partitions)
-                if self._work.rng.random() < APPENDS_SHARE:
-                    await self._append(partition)
-                else:
-                    await self._ask_the_end(partition)
-                await asyncio.sleep(self._work.pause_s(self._pause_s, CALM_SLOWNESS))
-        finally:
-            self._connections.close()
+    async def _act(self) -> None:
+        partition = self._work.rng.randrange(self._partitions)
+        if self._work.rng.random() < APPENDS_SHARE:
+            await self._append(partition)
+        else:
+            await self._ask_the_end(partition)
 
     async def _ask(self, method: str, partition: int, question: str, body: object = None) -> Answer:
         """Raises NoAnswer."""
