@@ -9,7 +9,7 @@ says in which order a Ready must be carried out.
 
 import random
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Final, assert_never
 
 from shoal.format.batch import LogIndex, Term
 from shoal.replication.config import RaftConfig
@@ -58,18 +58,18 @@ class RaftCore:
         `Configuration.hard_state_at_birth`, and this is the first of them, which has never run before: after
         a restart it has to be elected."""
         config.validate()
-        self._state = RaftState(replica_id, stored, config, rng, now_ms, Follower, Candidate, Leader)
-        assert self._state.log.last_term <= stored.hard_state.term, (
+        self.state: Final = RaftState(replica_id, stored, config, rng, now_ms, Follower, Candidate, Leader)
+        assert self.state.log.last_term <= stored.hard_state.term, (
             "a log ahead of its term: this replica is lost (safety 3)"
         )
         if leads_from_birth:
-            self._state.lead_from_birth(now_ms)
+            self.state.lead_from_birth(now_ms)
         else:
             self._campaign_early_if_alone_or_first(now_ms)
 
     def _campaign_early_if_alone_or_first(self, now_ms: int) -> None:
         """A sole voter has no rival, and a newborn group's first voter is the preferred leader."""
-        state = self._state
+        state = self.state
         assert isinstance(state.behaviour, Follower)
         births = (HardState(birth_term(state.replica_id)), state.configuration.hard_state_at_birth())
         is_newborn = state.log.last_index == 0 and state.hard_state in births
@@ -85,37 +85,37 @@ class RaftCore:
     @property
     def replica_id(self) -> ReplicaId:
         """The identity of this replica."""
-        return self._state.replica_id
+        return self.state.replica_id
 
     @property
     def role(self) -> Role:
         """The role of this replica now."""
-        return self._state.role
+        return self.state.role
 
     @property
     def term(self) -> Term:
         """The newest term it knows of."""
-        return self._state.term
+        return self.state.term
 
     @property
     def leader(self) -> ReplicaId | None:
         """The leader of this term, if known."""
-        return self._state.leader
+        return self.state.leader
 
     @property
     def commit_index(self) -> LogIndex:
         """The last entry known to be committed."""
-        return self._state.commit_index
+        return self.state.commit_index
 
     @property
     def hard_state(self) -> HardState:
         """Term, vote and commit as they are now."""
-        return self._state.hard_state
+        return self.state.hard_state
 
     @property
     def match_indexes(self) -> dict[ReplicaId, LogIndex]:
         """Of a leader: up to where each other replica is known to hold its log, synced."""
-        behaviour = self._state.behaviour
+        behaviour = self.state.behaviour
         if not isinstance(behaviour, Leader):
             return {}
         return {id_: item.match_index for id_, item in sorted(behaviour.progress.items())}
@@ -123,51 +123,51 @@ class RaftCore:
     @property
     def stable_index(self) -> LogIndex:
         """The last entry that is durable here as this log has it, and not as it was before a truncation."""
-        return self._state.log.stable_index
+        return self.state.log.stable_index
 
     @property
     def first_index(self) -> LogIndex:
         """The first entry that retention has left."""
-        return self._state.log.first_index
+        return self.state.log.first_index
 
     @property
     def last_index(self) -> LogIndex:
         """The last entry, written or about to be."""
-        return self._state.log.last_index
+        return self.state.log.last_index
 
     @property
     def configuration(self) -> Configuration:
         """The one in force: the newest in the log, committed or not."""
-        return self._state.configurations[-1]
+        return self.state.configurations[-1]
 
     @property
     def configurations(self) -> Sequence[Configuration]:
         """All that the log has, ascending, from the one in force at its first entry on."""
-        return self._state.configurations
+        return self.state.configurations
 
     @property
     def is_quiet(self) -> bool:
         """Whether this replica keeps no timer (safety 25)."""
-        behaviour = self._state.behaviour
+        behaviour = self.state.behaviour
         return not isinstance(behaviour, Candidate) and behaviour.quiet
 
     @property
     def left_behind(self) -> tuple[ReplicaId, ...]:
         """Of a quiet leader: the replicas that could not be reached when it went quiet. They hear nothing
         until it is woken."""
-        behaviour = self._state.behaviour
+        behaviour = self.state.behaviour
         return behaviour.left_behind if isinstance(behaviour, Leader) else ()
 
     @property
     def is_transferring(self) -> bool:
         """Whether leadership is being handed over, and not given up yet."""
-        behaviour = self._state.behaviour
+        behaviour = self.state.behaviour
         return isinstance(behaviour, Leader) and behaviour.transfer is not None
 
     @property
     def needs_segments(self) -> tuple[ReplicaId, ...]:
         """Followers led here whose next entry is trimmed (safety 27)."""
-        behaviour = self._state.behaviour
+        behaviour = self.state.behaviour
         if not isinstance(behaviour, Leader):
             return ()
         return tuple(
@@ -177,35 +177,29 @@ class RaftCore:
     @property
     def violation_count(self) -> int:
         """Messages dropped that no correct replica could have sent."""
-        return self._state.violations
+        return self.state.violations
 
     def set_colocated(self, agents: frozenset[str]) -> None:
         """The agents that share this one's failure domain, itself among them: entries may be late for some
         voters only where all of them are on these (thrifty.py). Before it is called, everywhere."""
-        self._state.colocated = agents
-        behaviour = self._state.behaviour
+        self.state.set_colocated(agents)
+        behaviour = self.state.behaviour
         if isinstance(behaviour, Leader):
             behaviour.spares.spare_nobody()
 
-    @property
-    def wants_turn_after_sync(self) -> bool:
-        """Whether there may be something to do now that the disk is done: a leader has more to send."""
-        state = self._state
-        return state.role is Role.LEADER or state.outbox.has_work(state.log)
-
     def term_at(self, index: LogIndex) -> Term | None:
         """The term of an entry, or None if it is not in the log."""
-        return self._state.log.term_at(index)
+        return self.state.log.term_at(index)
 
     def deadline(self) -> int | None:
         """Call wake() then, at the latest; None: only an event can change anything."""
-        return self._state.behaviour.deadline()
+        return self.state.behaviour.deadline()
 
     # Input
 
     def step(self, message: Message, now_ms: int) -> None:
         """A message arrived. One that is not for this replica, or says nothing new, changes nothing."""
-        state = self._state
+        state = self.state
         state.now_ms = now_ms
         if message.receiver != state.replica_id or message.sender == state.replica_id:
             return  # meant for an earlier replica on this agent (safety 2)
@@ -253,27 +247,27 @@ class RaftCore:
             case Vote() if not message.transfer and self._refuses_candidates(message, now_ms):
                 return False
             case AppendRequest():
-                self._state.become_follower(message.term, message.sender, now_ms)
+                self.state.become_follower(message.term, message.sender, now_ms)
             case _:
-                self._state.become_follower(message.term, None, now_ms)
+                self.state.become_follower(message.term, None, now_ms)
         return True
 
     def _refuses_candidates(self, message: PreVote | Vote, now_ms: int) -> bool:
         """Whether a leader other than the asker is heard."""
-        state = self._state
+        state = self.state
         self._end_quiet(now_ms)
         return message.sender != state.leader and state.behaviour.hears_leader(now_ms)
 
     def _end_quiet(self, now_ms: int) -> None:
         """A vote was asked for: a replica misses the leader. A leader says at once that it is there."""
-        behaviour = self._state.behaviour
+        behaviour = self.state.behaviour
         if not isinstance(behaviour, Candidate) and behaviour.quiet:
             behaviour.rouse(now_ms)
 
     def _answer_older_term(self, message: Message) -> None:
         """AppendEntries and RequestVote, rule 1 (figure 2): a deposed leader, or a late candidate, learns the
         term."""
-        state = self._state
+        state = self.state
         match message:
             case AppendRequest():
                 state.send(
@@ -295,7 +289,7 @@ class RaftCore:
                 pass  # answers to questions of an older term say nothing
 
     def _on_append_request(self, message: AppendRequest, now_ms: int) -> None:
-        state = self._state
+        state = self.state
         match state.behaviour:
             case Leader():
                 state.violations += 1  # two leaders in one term
@@ -307,8 +301,8 @@ class RaftCore:
 
     def wake(self, now_ms: int) -> None:
         """Time has passed. Step everything that arrived before calling this (safety 26)."""
-        self._state.now_ms = now_ms
-        self._state.behaviour.wake(now_ms)
+        self.state.now_ms = now_ms
+        self.state.behaviour.wake(now_ms)
 
     # Requests of the driver
 
@@ -319,7 +313,7 @@ class RaftCore:
         Raises NotLeader; Overloaded when max_uncommitted_entries wait; TransferInProgress. Nothing happened
         then. Success is not a commit: the entry may still be lost to another leader's.
         """
-        self._state.now_ms = now_ms
+        self.state.now_ms = now_ms
         return self._leader().propose(count, now_ms)
 
     def propose_configuration(self, replicas: Sequence[Replica], now_ms: int) -> Proposal:
@@ -329,13 +323,13 @@ class RaftCore:
         One voter may be added or removed at a time, or learners; a new replica has the id UNBORN and begins
         as a learner. Raises NotLeader, ChangePending, InvalidChange, Overloaded, TransferInProgress.
         """
-        self._state.now_ms = now_ms
+        self.state.now_ms = now_ms
         return self._leader().propose_configuration(tuple(replicas), now_ms)
 
     def transfer_leadership(self, to: ReplicaId | None, now_ms: int) -> None:
         """Hand over to voter `to`, or to the most up-to-date one. Proposals are refused meanwhile; given up
         after an election timeout. Raises NotLeader, InvalidChange."""
-        self._state.now_ms = now_ms
+        self.state.now_ms = now_ms
         self._leader().transfer_leadership(to, now_ms)
 
     def read_index(self, token: int, now_ms: int) -> None:
@@ -343,7 +337,7 @@ class RaftCore:
 
         Raises NotLeader, Overloaded. A leader deposed meanwhile does not answer: see Ready.role_changed.
         """
-        self._state.now_ms = now_ms
+        self.state.now_ms = now_ms
         self._leader().read_index(token, now_ms)
 
     def last_words(self, now_ms: int) -> tuple[Message, ...]:
@@ -351,8 +345,8 @@ class RaftCore:
 
         None of them waits for the disk, which may have failed. The core must not be stepped any more.
         """
-        self._state.now_ms = now_ms
-        behaviour = self._state.behaviour
+        self.state.now_ms = now_ms
+        behaviour = self.state.behaviour
         return behaviour.last_words(now_ms) if isinstance(behaviour, Leader) else ()
 
     def peer_silent(self, agent_id: str, now_ms: int) -> bool:
@@ -363,7 +357,7 @@ class RaftCore:
         otherwise put a follower of a dead leader to sleep. Saying it again does not restart any timer.
         True: this was news.
         """
-        state = self._state
+        state = self.state
         state.now_ms = now_ms
         is_news = False
         for replica in state.configuration.replicas:
@@ -382,7 +376,7 @@ class RaftCore:
 
     def wake_quiet(self, now_ms: int) -> None:
         """End the quiet: a leader heartbeats again, a follower arms its election timer."""
-        state = self._state
+        state = self.state
         state.now_ms = now_ms
         match state.behaviour:
             case Leader() as leader if leader.quiet or leader.quieting:
@@ -394,10 +388,10 @@ class RaftCore:
     def shortened(self, receiver: ReplicaId, last_index: LogIndex) -> None:
         """The driver sent only the entries up to last_index of the newest request to receiver; the rest
         follows."""
-        if isinstance(self._state.behaviour, Leader) and (
-            progress := self._state.behaviour.progress.get(receiver)
+        if isinstance(self.state.behaviour, Leader) and (
+            progress := self.state.behaviour.progress.get(receiver)
         ):
-            progress.shortened(last_index, self._state.config.max_entries_per_append)
+            progress.shortened(last_index, self.state.config.max_entries_per_append)
 
     def caught_up(self, receiver: ReplicaId, last_index: LogIndex, now_ms: int) -> None:
         """receiver has got whole segments up to last_index beside Raft (safety 27): try what follows.
@@ -406,10 +400,10 @@ class RaftCore:
         this very term before its new log counts (safety 3). Its own log is replaced only if it is shorter, or
         if this leader's log is shipped to its end: a longer tail may hold what is committed (section 5.3).
         """
-        behaviour = self._state.behaviour
+        behaviour = self.state.behaviour
         progress = behaviour.progress.get(receiver) if isinstance(behaviour, Leader) else None
         if progress is not None and progress.state is ProgressState.CATCH_UP:
-            progress.probe(LogIndex(min(last_index, self._state.log.last_index) + 1), now_ms)
+            progress.probe(LogIndex(min(last_index, self.state.log.last_index) + 1), now_ms)
 
     def damaged(self, stretches: Sequence[tuple[LogIndex, LogIndex]], now_ms: int) -> None:
         """Entries whose bytes do not verify, as far as is known: firsts and lasts; none: everything does
@@ -418,7 +412,7 @@ class RaftCore:
         The replica then leads only if no other can, takes no leadership handed over, and neither acknowledges
         nor commits entries that it does not hold (safety 10). It votes as ever, by identity.
         """
-        state = self._state
+        state = self.state
         state.now_ms = now_ms
         if state.damaged == tuple(stretches):
             return
@@ -439,14 +433,14 @@ class RaftCore:
         the peer knows. It costs as much as a candidate's question in that term (figure 2, all servers, rule
         2).
         """
-        state = self._state
+        state = self.state
         state.now_ms = now_ms
         if state.term <= term and state.role is not Role.LEADER and not state.behaviour.hears_leader(now_ms):
             state.become_follower(Term(term + 1), None, now_ms)
 
     def trimmed(self, first_index: LogIndex) -> None:
         """Retention has dropped the committed entries before first_index."""
-        state = self._state
+        state = self.state
         assert first_index <= state.commit_index + 1
         state.log.trim(first_index)
         in_force = max((item.index for item in state.configurations if item.index <= first_index), default=0)
@@ -456,18 +450,16 @@ class RaftCore:
 
     def ready(self) -> Ready | None:
         """The work to do next, or None. Everything proposed since the last call goes out together."""
-        state = self._state
+        state = self.state
         behaviour, outbox = state.behaviour, state.outbox
         if type(behaviour) is Leader:
             behaviour.flush(state.now_ms)
-        if not outbox.has_work(state.log):
-            return None
         hard_state = state.hard_state if outbox.wants_hard_state else None
         return outbox.take(hard_state, state.log, state.now_ms)
 
     def advance(self, ready: Ready) -> None:
         """The oldest outstanding ready, this one, is on disk: own votes and own copies count from now on."""
-        state = self._state
+        state = self.state
         stable_before = state.log.stable_index
         state.outbox.advance(ready, state.log)
         behaviour = state.behaviour
@@ -478,19 +470,19 @@ class RaftCore:
             behaviour.own_vote_synced(state.now_ms)
 
     def _leader(self) -> Leader:
-        if not isinstance(self._state.behaviour, Leader):
-            raise NotLeader(self._state.leader)
-        return self._state.behaviour
+        if not isinstance(self.state.behaviour, Leader):
+            raise NotLeader(self.state.leader)
+        return self.state.behaviour
 
     def check_invariants(self) -> None:
         """Assert every stated invariant; called by each test step and each simulated event."""
-        self._state.check_invariants()
-        self._state.behaviour.check_invariants()
-        role_class = {Role.FOLLOWER: Follower, Role.LEADER: Leader}.get(self._state.role, Candidate)
-        assert isinstance(self._state.behaviour, role_class)
+        self.state.check_invariants()
+        self.state.behaviour.check_invariants()
+        role_class = {Role.FOLLOWER: Follower, Role.LEADER: Leader}.get(self.state.role, Candidate)
+        assert isinstance(self.state.behaviour, role_class)
 
     def __repr__(self) -> str:
-        state = self._state
+        state = self.state
         quiet = " quiet" if self.is_quiet else ""
         return (
             f"{state.replica_id} {state.role.value} term={state.term} vote={state.vote} leader={state.leader}"

@@ -67,8 +67,11 @@ class FreeSpace:
                 "delete a topic, trim a partition, or change a topic's retention",
             )
 
-    def take(self, size_bytes: int) -> None:
-        """So much is going to be written."""
+    def take(self, size_bytes: int, least_bytes: int | None) -> None:
+        """So much is going to be written. ShoalError disk-full when fewer than `least_bytes` are free; None:
+        whatever is free."""
+        if least_bytes is not None and self.size_bytes < least_bytes:
+            self.require(least_bytes)
         self.size_bytes -= size_bytes
 
     def admits(self, group: GroupId, size_bytes: int) -> bool:

@@ -403,9 +403,7 @@ class Host:
         entry = self._groups.get(group)
         if entry is None:
             self._refuse_absent(group)
-        if group != CATALOG_GROUP:
-            self.free_space.require(least_bytes)
-        self.free_space.take(size_bytes)
+        self.free_space.take(size_bytes, least_bytes if group != CATALOG_GROUP else None)
         return entry
 
     async def propose_control(self, group: GroupId, kind: Kind, control: bytes, timeout_ms: int) -> LogIndex:

@@ -167,7 +167,7 @@ class Recovery:
                 term=term,
                 previous_term=log.last_term,
                 index=index,
-                append_time_us=log.next_append_time_us(self._host.clocks.now_us()),
+                append_time_us=log.next_append_time_us(self._host.clocks.now_us(self._host.clock.now_ms())),
             )
             await log.append([frame])
         finally:

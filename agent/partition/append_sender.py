@@ -11,10 +11,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from shoal.agent.durable.ids import GroupId
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.partition.frames_ahead import FramesAhead
-from shoal.agent.peers.frames import Piece
+from shoal.agent.peers.frames import Piece, encode_append
 from shoal.format.batch import Frame, LogIndex
 from shoal.replication.interfaces import ReplicaId
 from shoal.replication.messages import AppendRequest, encode, shorten
@@ -28,23 +29,26 @@ anew."""
 
 seldom = once_a_minute(logging.getLogger(__name__))
 
-Ship = Callable[[ReplicaId, bytes, Sequence[Piece]], None]
+Ship = Callable[[str, list[Piece]], None]
 
 
 class Sender:
-    """`ship(receiver, encoded request, stored frames)` puts one request on the bulk link; `on_cut()` says
-    that the core has more to send at once, `on_damage(error)` that the log cannot give what it holds."""
+    """`ship(agent id, pieces)` puts one request with its frames on the bulk link; `on_cut()` says that the
+    core has more to send at once, `on_damage(error)` that the log cannot give what it holds."""
 
     def __init__(
         self,
+        group: GroupId,
         core: RaftCore,
         ahead: FramesAhead,
         log: PartitionLog,
         max_append_bytes: int,
+        *,
         ship: Ship,
         on_cut: Callable[[], None],
-        on_damage: Callable[[Damaged], None] = lambda _: None,
+        on_damage: Callable[[Damaged], None],
     ) -> None:
+        self._group = group
         self._core = core
         self._ahead = ahead
         self._log = log
@@ -64,8 +68,8 @@ class Sender:
                 queue.append(request)
             return
         last = runs[-1].last
-        if last == request.previous_index + 1 and (only := self._ahead.get(last)) is not None:
-            self._ship(request.receiver, encode(request), (only.data,))
+        if last == request.previous_index + 1 and (only := self._ahead.frames.get(last)) is not None:
+            self._ship_frames(request, (only.data,))
             return
         frames = self._ahead.run(runs[0].first, last, self._max_append_bytes)
         if frames:
@@ -84,8 +88,14 @@ class Sender:
             request = shorten(request, last)
             self._core.shortened(request.receiver, last)
             self._on_cut()
-        self._ship(request.receiver, encode(request), [frame.data for frame in frames])
+        self._ship_frames(request, [frame.data for frame in frames])
         return whole
+
+    def _ship_frames(self, request: AppendRequest, frames: Sequence[Piece]) -> None:
+        """A receiver is a replica of the configuration in force, unless it has just left that."""
+        follower = self._core.state.configurations[-1].by_id.get(request.receiver)
+        if follower is not None:
+            self._ship(follower.agent_id, encode_append(self._group, encode(request), frames))
 
     async def _read_and_send(self, receiver: ReplicaId) -> None:
         queue = self._behind[receiver]

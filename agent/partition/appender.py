@@ -74,10 +74,11 @@ class Appender(ReplicaObserver):
                 self._answer_duplicate(kept, deadline_ms, answer)
                 return
             messages = (_join(messages, replica.plan.schema),)
-        first = last = replica.propose_message(messages[0], producer)
+        now_ms = replica.host.clock.now_ms()
+        first = last = replica.propose_message(messages[0], producer, now_ms)
         for message in messages[1:]:
             try:
-                last = replica.propose_message(message, None)
+                last = replica.propose_message(message, None, now_ms)
             except ShoalError as error:
                 done = last.stamp.base_offset + last.stamp.record_count - first.stamp.base_offset
                 detail = f"{error.detail}; the first {done} records of the request were proposed before"
@@ -113,17 +114,17 @@ class Appender(ReplicaObserver):
 
     # Gathering
 
-    def deadline_ms(self) -> int | None:
-        """When the first submission that waits is too late."""
-        return self._gathering.deadline_ms
-
     def turn_begins(self, now_ms: int) -> None:
-        """Propose what has gathered, as far as the disk is free for it."""
+        """Propose what has gathered, as far as the disk is free for it. The replica hears whether some is
+        left: it asks again when the disk is free."""
+        if self._gathering.deadline_ms is not None:
+            self._propose_waiting(now_ms)
+            self._replica.gathered_deadline_ms = self._gathering.deadline_ms
+
+    def _propose_waiting(self, now_ms: int) -> None:
         queue = self._gathering
-        deadline_ms = queue.deadline_ms
-        if deadline_ms is None:
-            return  # nothing waits
-        if deadline_ms <= now_ms:
+        assert queue.deadline_ms is not None
+        if queue.deadline_ms <= now_ms:
             for item in queue.expired(now_ms):
                 if not item.answer.done():
                     item.answer.set_exception(ShoalError("timeout", "not begun in time", definite=True))
@@ -132,13 +133,10 @@ class Appender(ReplicaObserver):
         ):
             taken = queue.take()
             if len(taken) > 1:
-                self._propose_gathered([item for item in taken if self._is_fresh(item)])
+                self._propose_gathered([item for item in taken if self._is_fresh(item)], now_ms)
             elif self._is_fresh(taken[0]):
-                self._propose_alone(taken[0])
-            if (
-                self._replica.state.tail.last_index > self._replica.log.last_index
-                and queue.size_bytes < FLUSH_BYTES
-            ):
+                self._propose_alone(taken[0], now_ms)
+            if self._replica.ahead.frames and queue.size_bytes < FLUSH_BYTES:
                 return  # the batch just proposed goes to the disk in this turn; the rest shares the next sync
 
     def _is_fresh(self, item: Queued) -> bool:
@@ -157,12 +155,12 @@ class Appender(ReplicaObserver):
             self._answer_duplicate(kept, item.deadline_ms, item.answer)
         return kept is None
 
-    def _propose_alone(self, item: Queued) -> None:
+    def _propose_alone(self, item: Queued, now_ms: int) -> None:
         """As _propose_gathered of one: nothing is laid behind anything."""
         replica, columns = self._replica, item.columns
         try:
             message = self._message(columns)
-            stamp = replica.propose_message(message, item.submission.producer).stamp
+            stamp = replica.propose_message(message, item.submission.producer, now_ms).stamp
         except ShoalError as refused:
             _refuse([item], refused)
             return
@@ -175,10 +173,10 @@ class Appender(ReplicaObserver):
         except UNSTORABLE as error:
             raise ShoalError("bad-request", f"the records cannot be stored: {error}") from error
 
-    def _propose_gathered(self, fresh: list[Queued]) -> None:
+    def _propose_gathered(self, fresh: list[Queued], now_ms: int) -> None:
         if len(fresh) < 2:
             for item in fresh:
-                self._propose_alone(item)
+                self._propose_alone(item, now_ms)
             return
         gathered = merge(fresh)
         try:
@@ -186,11 +184,12 @@ class Appender(ReplicaObserver):
         except UNSTORABLE:
             # Some submission's records fit no batch: no other one is refused for them.
             for item in fresh:
-                self._propose_alone(item)
+                self._propose_alone(item, now_ms)
             return
         table = encode_producer_table(gathered.ranges) if gathered.ranges else b""
         try:
-            frame = self._replica.propose_message(message, None, table, Flag.GATHERED if table else Flag.NONE)
+            flags = Flag.GATHERED if table else Flag.NONE
+            frame = self._replica.propose_message(message, None, now_ms, table, flags)
         except ShoalError as refused:
             _refuse(fresh, refused)
             return
@@ -208,6 +207,7 @@ class Appender(ReplicaObserver):
             self._replica.require_leader()
         except ShoalError as error:
             _refuse(self._gathering.drain(), error)
+            self._replica.gathered_deadline_ms = None
 
 
 def _refuse(queued: Sequence[Queued], error: ShoalError) -> None:

@@ -55,10 +55,10 @@ class PeerClocks:
         self._is_doubted = False
         links.handle_request(PeerMessage.CLOCK, self._on_asked)
 
-    def now_us(self) -> int:
-        """The time to stamp with: the wall clock's, unless it has jumped or most peers have another."""
-        clock = self._clock
-        return self.steady.now_us(clock.now_us(), clock.now_ms())
+    def now_us(self, now_ms: int) -> int:
+        """The time to stamp with: the wall clock's, unless it has jumped or most peers have another.
+        `now_ms`: the monotonic time now."""
+        return self.steady.now_us(self._clock.now_us(), now_ms)
 
     def believed_now_us(self, replica: Replica) -> int | None:
         """The time, if this clock goes as it should, not only since the agent started a moment ago, and a
@@ -135,7 +135,7 @@ class PeerClocks:
             logger.warning("clock skew: %s differs by %.0f s; set its clock", agent_name(peer), difference_s)
 
     async def _on_asked(self, _peer: str, _payload: bytes) -> bytes:
-        return _TIMES.pack(self.now_us(), self._clock.now_us())
+        return _TIMES.pack(self.now_us(self._clock.now_ms()), self._clock.now_us())
 
 
 def _voters(replica: Replica) -> list[str]:

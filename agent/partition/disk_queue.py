@@ -82,14 +82,15 @@ class DiskOrder:
         """Carry out the disk part of `ready`; on_durable(ready) follows, perhaps before this returns."""
         if self._stopped:
             return
-        if not frames and not self._items and not ready.must_sync:
+        is_plain = ready.hard_state is None and ready.truncate_from is None
+        if not frames and is_plain and not self._items:
             self._on_durable(ready)  # nothing to do, and nothing before it
             return
         item = _Item(ready, frames)
         self._items.append(item)
         self.unsynced_frames += len(frames)
         self.unsynced_bytes += item.size_bytes
-        if self._worker is not None or ready.hard_state is not None or ready.truncate_from is not None:
+        if self._worker is not None or not is_plain:
             self._slow.append(item)
             if self._worker is None:
                 self._worker = asyncio.ensure_future(self._work_slowly())

@@ -31,16 +31,13 @@ class FramesAhead:
     def __init__(self, log: PartitionLog) -> None:
         self._log = log
         self.frames: dict[LogIndex, Frame] = {}
+        """Those that the log has not been given."""
         self._first = LogIndex(log.last_index + 1)
 
     def append(self, frame: Frame) -> None:
         if not self.frames:
             self._first = frame.stamp.index
         self.frames[frame.stamp.index] = frame
-
-    def get(self, index: LogIndex) -> Frame | None:
-        """The frame of this index, if the log has not been given it."""
-        return self.frames.get(index)
 
     def run(self, first: LogIndex, last: LogIndex, max_bytes: int) -> list[Frame]:
         """Frames in memory from `first` on, at least one if it is, up to `last` and to `max_bytes` in all."""

@@ -16,10 +16,6 @@ class ReplicaObserver:
     def turn_begins(self, now_ms: int) -> None:
         """At the head of each turn: small submissions become a batch here."""
 
-    def deadline_ms(self) -> int | None:
-        """When the replica needs its next turn at the latest, for this observer's sake."""
-        return None
-
     def committed(self) -> None:
         """The committed end has moved."""
 
@@ -33,7 +29,7 @@ class ReplicaObserver:
 class Observers:
     """The methods that a replica calls, by what happens."""
 
-    __slots__ = ("committed", "deadline_ms", "reads_confirmed", "role_changed", "turn_begins")
+    __slots__ = ("committed", "reads_confirmed", "role_changed", "turn_begins")
 
     def __init__(self, observers: Sequence[ReplicaObserver]) -> None:
         def overridden(name: str) -> tuple[Callable[..., Any], ...]:
@@ -43,7 +39,6 @@ class Observers:
             )
 
         self.turn_begins: tuple[Callable[[int], None], ...] = overridden("turn_begins")
-        self.deadline_ms: tuple[Callable[[], int | None], ...] = overridden("deadline_ms")
         self.committed: tuple[Callable[[], None], ...] = overridden("committed")
         self.reads_confirmed: tuple[Callable[[Sequence[tuple[int, LogIndex]]], None], ...]
         self.reads_confirmed = overridden("reads_confirmed")

@@ -30,21 +30,17 @@ class WaitQueue:
 
     def __init__(self) -> None:
         self._committing: deque[Waiter] = deque()
-        self._syncing: deque[Waiter] = deque()
+        self.syncing: deque[Waiter] = deque()
+        """Whom `synced` answers."""
         self.deadline_ms: int | None = None
         """When `expire` may find something; None while nobody waits."""
 
     def __len__(self) -> int:
-        return len(self._committing) + len(self._syncing)
-
-    @property
-    def awaits_sync(self) -> bool:
-        """Whether `synced` may find somebody."""
-        return bool(self._syncing)
+        return len(self._committing) + len(self.syncing)
 
     def add(self, waiter: Waiter) -> None:
         """Waiters come in log order, but for a repeated sequence that waits for its original."""
-        queue = self._syncing if waiter.synced_only else self._committing
+        queue = self.syncing if waiter.synced_only else self._committing
         if queue and queue[-1].entry > waiter.entry:
             insort(queue, waiter, key=lambda other: other.entry)
         else:
@@ -53,18 +49,18 @@ class WaitQueue:
             self.deadline_ms = waiter.deadline_ms
 
     def synced(self, index: LogIndex) -> None:
-        if self._syncing:
-            _answer_up_to(self._syncing, index)
+        if self.syncing:
+            _answer_up_to(self.syncing, index)
 
     def committed(self, index: LogIndex) -> None:
         if self._committing:
             _answer_up_to(self._committing, index)
-        if self._syncing:
-            _answer_up_to(self._syncing, index)
+        if self.syncing:
+            _answer_up_to(self.syncing, index)
 
     def truncated(self, from_index: LogIndex) -> None:
         """Entries from here on were replaced by another leader's."""
-        for queue in (self._committing, self._syncing):
+        for queue in (self._committing, self.syncing):
             while queue and queue[-1].entry >= from_index:
                 _refuse(
                     queue.pop(),
@@ -77,13 +73,13 @@ class WaitQueue:
         if self.deadline_ms is None or now_ms < self.deadline_ms:
             return
         self._committing = _expire(self._committing, now_ms)
-        self._syncing = _expire(self._syncing, now_ms)
-        deadlines = [waiter.deadline_ms for queue in (self._committing, self._syncing) for waiter in queue]
+        self.syncing = _expire(self.syncing, now_ms)
+        deadlines = [waiter.deadline_ms for queue in (self._committing, self.syncing) for waiter in queue]
         self.deadline_ms = min(deadlines, default=None)
 
     def fail_all(self, code: ErrorCode, detail: str) -> None:
         """The replica stops: nobody will learn more from it."""
-        for queue in (self._committing, self._syncing):
+        for queue in (self._committing, self.syncing):
             while queue:
                 _refuse(queue.popleft(), code, detail)
         self.deadline_ms = None

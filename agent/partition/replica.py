@@ -24,7 +24,7 @@ from shoal.agent.partition.plan import Plan
 from shoal.agent.partition.state.copy_leases import CopyLeases
 from shoal.agent.partition.state.log_state import FoldError, PartitionState
 from shoal.agent.partition.state.log_time import LogTime
-from shoal.agent.peers.frames import PeerWireError, Piece, encode_append
+from shoal.agent.peers.frames import PeerWireError, Piece
 from shoal.agent.process.clock import Clock
 from shoal.errors import ErrorCode, ShoalError
 from shoal.format.batch import (
@@ -72,8 +72,9 @@ logger = logging.getLogger(__name__)
 class StampClock(Protocol):
     """The time that this agent believes."""
 
-    def now_us(self) -> int:
-        """Microseconds since the epoch, whatever the wall clock says for a moment."""
+    def now_us(self, now_ms: int) -> int:
+        """Microseconds since the epoch at that monotonic time, which is now, whatever the wall clock says for
+        a moment."""
 
 
 class ReplicaHost(Protocol):
@@ -156,8 +157,9 @@ class Replica:
         )
         most_bytes = host.raft_config.max_append_bytes
         self.sender = Sender(
-            core, self.ahead, log, most_bytes, self._ship_append, lambda: host.schedule(self), self.met
-        )
+            self.group, core, self.ahead, log, most_bytes,
+            ship=host.send_append, on_cut=lambda: host.schedule(self), on_damage=self.met,
+        )  # fmt: skip
         self.failure: tuple[ErrorCode, str] | None = None
         """Error code and reason once this replica has stopped for good."""
         self.damaged_ranges: tuple[DamagedRange, ...] = ()
@@ -169,6 +171,8 @@ class Replica:
         self._addresses: dict[ReplicaId, str] = {}
         self._roll_index = LogIndex(0)
         self._ready_follows = False
+        self.gathered_deadline_ms: int | None = None
+        """Submissions wait for the disk, and the first of them until then; None: none does."""
         self._hint = core.commit_index
         self._next_mark_ms = 0
         self._observers = Observers(observe(self))
@@ -179,7 +183,7 @@ class Replica:
     @property
     def is_leader(self) -> bool:
         """Whether it leads its term, as far as it knows."""
-        return self.failure is None and self.core.role is Role.LEADER
+        return self.failure is None and self.core.state.role is Role.LEADER
 
     @property
     def serves(self) -> bool:
@@ -218,7 +222,7 @@ class Replica:
                 # For clients the fault is over once another replica leads.
                 raise ShoalError("no-leader", f"the replica here has stopped: {reason}", term=self.core.term)
             raise ShoalError(code, reason)
-        if self.core.role is Role.LEADER:
+        if self.core.state.role is Role.LEADER:
             if self.awaits_birth and self.is_unborn:
                 raise ShoalError("no-leader", BIRTH_PENDING, term=self.core.term)
             return
@@ -228,14 +232,19 @@ class Replica:
         raise ShoalError("not-leader", f"agent {leader} leads", leader=leader, term=self.core.term)
 
     def propose_message(
-        self, message: Message, producer: ProducerStamp | None, control: bytes = b"", flags: Flag = Flag.NONE
+        self,
+        message: Message,
+        producer: ProducerStamp | None,
+        now_ms: int,
+        control: bytes = b"",
+        flags: Flag = Flag.NONE,
     ) -> Frame:
         """Append one batch of records; it commits later, or not. Raises ShoalError; nothing was proposed
         then."""
         size = len(message.metadata) + len(message.body) + len(control) + STAMP_BYTES + 16
         if size > MAX_FRAME_BYTES:
             raise ShoalError("too-large", f"a batch of {size} bytes, more than {MAX_FRAME_BYTES}")
-        proposal = self._make_room(size)
+        proposal = self._make_room(size, now_ms)
         tail = self.state.tail
         frame = stamp_message(
             message,
@@ -245,7 +254,7 @@ class Replica:
             term=proposal.term,
             previous_term=proposal.previous_term,
             index=proposal.first_index,
-            append_time_us=self._append_time_us(),
+            append_time_us=self._append_time_us(now_ms),
             producer=producer,
             control=control,
         )
@@ -256,7 +265,7 @@ class Replica:
         """Append a control entry. Raises ShoalError; nothing was proposed then."""
         if len(control) > MAX_FRAME_BYTES // 2:
             raise ShoalError("too-large", f"a control entry of {len(control)} bytes")
-        proposal = self._make_room(len(control) + 1024)
+        proposal = self._make_room(len(control) + 1024, self.host.clock.now_ms())
         frame = self._control_frame(kind, control, proposal.first_index, proposal.term)
         self._take_own(frame)
         return frame
@@ -282,20 +291,20 @@ class Replica:
         self._take_own(frame)
         return configuration
 
-    def _make_room(self, size: int) -> Proposal:
+    def _make_room(self, size: int, now_ms: int) -> Proposal:
         state = self.state
         self.require_leader()
-        if self.core.last_index != state.tail.last_index:
+        if self.core.state.log.last_index != state.tail.last_index:
             self._catch_up_with_core()
         if state.tail.log_bytes - state.committed.log_bytes > MAX_UNCOMMITTED_BYTES:
             raise ShoalError("overloaded", f"{state.uncommitted_bytes} bytes wait for a majority")
         if self._should_roll(size):
-            self._roll()
-        return self._propose()
+            self._roll(now_ms)
+        return self._propose(now_ms)
 
-    def _propose(self) -> Proposal:
+    def _propose(self, now_ms: int) -> Proposal:
         try:
-            proposal = self.core.propose(1, self.host.clock.now_ms())
+            proposal = self.core.propose(1, now_ms)
         except TransferInProgress as error:
             raise ShoalError("no-leader", str(error), term=self.core.term) from error
         except Overloaded as error:
@@ -309,7 +318,7 @@ class Replica:
 
     def _catch_up_with_core(self) -> None:
         """The core may have opened its term since the last turn: that entry is stamped before any other."""
-        if self.core.last_index != self.state.tail.last_index:
+        if self.core.state.log.last_index != self.state.tail.last_index:
             self.pump()
             self.require_leader()
 
@@ -327,11 +336,11 @@ class Replica:
         self.require_leader()
         self._catch_up_with_core()
         if self.log.last_index >= self._roll_index:
-            self._roll()
+            self._roll(self.host.clock.now_ms())
 
-    def _roll(self) -> None:
+    def _roll(self, now_ms: int) -> None:
         """Head a new segment with the fold of everything before it (safety 12, 18)."""
-        proposal = self._propose()
+        proposal = self._propose(now_ms)
         payload = self.state.checkpoint().to_bytes()
         frame = self._control_frame(
             Kind.CHECKPOINT, payload, proposal.first_index, proposal.term, Flag.FIRST_OF_SEGMENT
@@ -352,13 +361,12 @@ class Replica:
             term=term,
             previous_term=tail.last_term,
             index=index,
-            append_time_us=self._append_time_us(),
+            append_time_us=self._append_time_us(self.host.clock.now_ms()),
             flags=flags,
         )
 
-    def _append_time_us(self) -> int:
-        host = self.host
-        return self.time.stamp(self.state.tail.append_time_us, host.clocks.now_us(), host.clock.now_ms())
+    def _append_time_us(self, now_ms: int) -> int:
+        return self.time.stamp(self.state.tail.append_time_us, self.host.clocks.now_us(now_ms), now_ms)
 
     def _take_own(self, frame: Frame) -> None:
         self.state.append(frame)
@@ -393,7 +401,7 @@ class Replica:
     def _accepts(self, agent_id: str, message: RaftMessage) -> bool:
         if self.failure is not None or message.receiver != self.replica_id:
             return False
-        known = self.core.configuration.by_id.get(message.sender)
+        known = self.core.state.configurations[-1].by_id.get(message.sender)
         if known is not None:
             return known.agent_id == agent_id
         if len(self._addresses) < MAX_PEER_ADDRESSES:
@@ -401,7 +409,7 @@ class Replica:
         return True
 
     def _address(self, replica_id: ReplicaId) -> str | None:
-        replica = self.core.configuration.by_id.get(replica_id)
+        replica = self.core.state.configurations[-1].by_id.get(replica_id)
         return replica.agent_id if replica is not None else self._addresses.get(replica_id)
 
     # The turn
@@ -440,12 +448,8 @@ class Replica:
 
     def deadline(self) -> int | None:
         """When the host must give it a turn, at the latest: the core's, or a client's time is up."""
-        nearest = self.core.deadline()
-        deadline = self.waiting.deadline_ms
-        if deadline is not None and (nearest is None or deadline < nearest):
-            nearest = deadline
-        for asked in self._observers.deadline_ms:
-            deadline = asked()
+        nearest = self.core.state.behaviour.deadline()
+        for deadline in (self.waiting.deadline_ms, self.gathered_deadline_ms):
             if deadline is not None and (nearest is None or deadline < nearest):
                 nearest = deadline
         return nearest
@@ -468,8 +472,8 @@ class Replica:
         frames: list[Frame] = []
         for run in ready.append:
             self._take_run(run, ready.noop_index, frames)
-        if self.core.last_index < self.state.tail.last_index:
-            self._truncate(LogIndex(self.core.last_index + 1))
+        if self.core.state.log.last_index < self.state.tail.last_index:
+            self._truncate(LogIndex(self.core.state.log.last_index + 1))
         return frames
 
     def _take_run(self, run: Run, noop_index: LogIndex | None, frames: list[Frame]) -> None:
@@ -482,9 +486,7 @@ class Replica:
         for number in range(run.first, run.last + 1):
             index = LogIndex(number)
             if folded:
-                known = self.ahead.get(index)
-                assert known is not None
-                frames.append(known)
+                frames.append(self.ahead.frames[index])
                 continue
             if index <= state.tail.last_index:
                 self._truncate(index)
@@ -524,22 +526,18 @@ class Replica:
         if agent_id is not None:
             self.host.send_control(agent_id, self.group, encode(message))
 
-    def _ship_append(self, receiver: ReplicaId, request: bytes, frames: Sequence[Piece]) -> None:
-        agent_id = self._address(receiver)
-        if agent_id is not None:
-            self.host.send_append(agent_id, encode_append(self.group, request, frames))
-
     def _durable(self, ready: Ready) -> None:
         """Everything up to this ready is on the local disk."""
         self.core.advance(ready)
         for message in ready.messages_after_sync:
             self._send(message)
-        if ready.append and self.waiting.awaits_sync:
+        if ready.append and self.waiting.syncing:
             run = ready.append[-1]
             if run.last < self.state.committed.last_index or self.state.term_at(run.last) == run.term:
                 self.waiting.synced(run.last)
-        # What was gathered meanwhile may go now. Nothing else has changed for the core, but where it says so.
-        if (ready.append or ready.must_sync) and self.core.wants_turn_after_sync:
+        # What was gathered meanwhile may go now; else a turn is for what the core has to say of the sync.
+        core = self.core.state
+        if self.gathered_deadline_ms is not None or core.outbox.has_work(core.log):
             self.host.schedule(self)
 
     def _commit(self, commit_index: LogIndex) -> None:

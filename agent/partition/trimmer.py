@@ -102,8 +102,8 @@ class Trimmer(ReplicaObserver):
             return
         now_ms = replica.host.clock.now_ms()
         log_now_us = replica.time.passed(replica.state.tail.append_time_us, now_ms)
-        stamped_us = (
-            self._clocks.now_us()
+        stamped_us = self._clocks.now_us(
+            now_ms
         )  # however little is known of it: a segment begun early costs nothing
         if retention.should_roll(
             spans[-1], lambda span: self._ages.of_first(span, log_now_us, stamped_us, now_ms)

@@ -49,7 +49,8 @@ class IdlePoll:
     """
 
     def __init__(self) -> None:
-        self._window_ns = WINDOW_NS_MIN
+        self.window_ns = WINDOW_NS_MIN
+        """How long to poll in a wait that may end soon; 0 for not at all."""
         self._expected_until_ns = 0
 
     def expect(self, now_ns: int) -> None:
@@ -60,18 +61,13 @@ class IdlePoll:
         """Whether the wait that begins now may end soon; `waited` is to be told of it then."""
         return now_ns < self._expected_until_ns
 
-    @property
-    def window_ns(self) -> int:
-        """How long to poll in such a wait; 0 for not at all."""
-        return self._window_ns
-
     def waited(self, took_ns: int) -> None:
         """Such a wait is over, polling and sleeping together."""
         if took_ns > WINDOW_NS_MAX:
-            halved = self._window_ns // 2
-            self._window_ns = halved if halved >= WINDOW_NS_MIN else 0
-        elif took_ns > self._window_ns:
-            self._window_ns = min(WINDOW_NS_MAX, max(WINDOW_NS_MIN, 2 * self._window_ns))
+            halved = self.window_ns // 2
+            self.window_ns = halved if halved >= WINDOW_NS_MIN else 0
+        elif took_ns > self.window_ns:
+            self.window_ns = min(WINDOW_NS_MAX, max(WINDOW_NS_MIN, 2 * self.window_ns))
 
 
 class DirectSelector(selectors.DefaultSelector):

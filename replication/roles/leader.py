@@ -254,14 +254,14 @@ class Leader:
 
     def flush(self, now_ms: int) -> None:
         """Turn what is due into messages; called once for each ready()."""
-        if self.reads.begin_round():
+        if self.reads.waiting and self.reads.begin_round():
             self._heartbeat_due = True
             self._confirm_reads()
         heartbeat, self._heartbeat_due = self._heartbeat_due, False
         notice, self._notice_due = self._notice_due, False
         last_index = self._state.log.last_index
         # A quiet leader has no timer for spared followers.
-        to_all = self._send_to_all or self.quiet or self.transfer is not None
+        to_all = self._send_to_all or self.quiet or self.transfer is not None or self.spares.prompt is None
         self._send_to_all = False
         for receiver, progress in self.progress.items():
             if progress.next_index <= last_index and (
@@ -318,7 +318,7 @@ class Leader:
                 self._notice_commit_soon(now_ms)
         if state.behaviour is not self:
             return  # the commit removed this leader
-        if self.reads.is_waiting:
+        if self.reads.waiting:
             self._confirm_reads()
         if self.transfer is not None:
             self._continue_transfer(now_ms)
@@ -336,15 +336,17 @@ class Leader:
         if state.configurations[-1].index > state.log.stable_index:
             return
         own, progress = state.replica_id, self.progress
-        synced = state.promisable(state.log.stable_index)
+        stable = state.log.stable_index
+        synced = state.promisable(stable) if state.damaged else stable
         voters = state.configurations[-1].voters
         index = majority_value([synced if voter == own else progress[voter].match_index for voter in voters])
         if index < self.term_start or not state.commit_to(LogIndex(index)):
             return
         assert state.log.term_at(index) == state.term
-        self.reads.term_committed(state.commit_index)
+        if self.reads.early:
+            self.reads.term_committed(state.commit_index)
         if self.spares.prompt is None and state.is_colocated:
-            self.spares.committed(state.commit_index, state.configuration.voters, self.progress, now_ms)
+            self.spares.committed(state.commit_index, voters, self.progress, now_ms)
         self._notice_commit_soon(now_ms)
         if not state.is_voter:
             self._leave_when_removed(now_ms)
@@ -384,8 +386,6 @@ class Leader:
 
     def _confirm_reads(self) -> None:
         """Release the reads whose round a majority has answered (thesis 6.4)."""
-        if not self.reads.is_waiting:
-            return
         own = self._state.replica_id
         rounds = [
             self.reads.round if voter == own else self.progress[voter].read_token

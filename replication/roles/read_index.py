@@ -20,40 +20,38 @@ class ReadQueue:
 
     def __init__(self, max_pending: int) -> None:
         self._max_pending = max_pending
-        self._early: list[int] = []  # tokens asked before this term's first commit
-        self._waiting: deque[tuple[int, int, LogIndex]] = deque()  # round, token, index
+        self.early: list[int] = []  # tokens asked before this term's first commit
+        self.waiting: deque[tuple[int, int, LogIndex]] = deque()  # round, token, index
         self.round = 0
 
     @property
     def is_waiting(self) -> bool:
         """Whether any read is unanswered."""
-        return bool(self._waiting or self._early)
+        return bool(self.waiting or self.early)
 
     def ask(self, token: int, index: LogIndex | None) -> None:
         """index: the commit index now, or None before the leader's own-term commit."""
-        if len(self._waiting) + len(self._early) >= self._max_pending:
+        if len(self.waiting) + len(self.early) >= self._max_pending:
             raise Overloaded(f"{self._max_pending} reads wait already")
         if index is None:
-            self._early.append(token)
+            self.early.append(token)
         else:
-            self._waiting.append((self.round + 1, token, index))
+            self.waiting.append((self.round + 1, token, index))
 
     def term_committed(self, index: LogIndex) -> None:
         """The leader has committed in its own term: the early reads may go, at this index."""
-        if not self._early:
-            return
-        self._waiting.extend((self.round + 1, token, index) for token in self._early)
-        self._early.clear()
+        self.waiting.extend((self.round + 1, token, index) for token in self.early)
+        self.early.clear()
 
     def begin_round(self) -> bool:
         """Begin a round if a read waits for one; true if heartbeats must leave for it."""
-        if not self._waiting or self._waiting[-1][0] <= self.round:
+        if not self.waiting or self.waiting[-1][0] <= self.round:
             return False
         self.round += 1
         return True
 
     def confirm(self, round_: int) -> Iterator[tuple[int, LogIndex]]:
         """Every waiting (token, index) whose round a majority has answered."""
-        while self._waiting and self._waiting[0][0] <= round_:
-            _, token, index = self._waiting.popleft()
+        while self.waiting and self.waiting[0][0] <= round_:
+            _, token, index = self.waiting.popleft()
             yield token, index

@@ -68,8 +68,7 @@ class RaftState:
         back to the start of the log, since a leader sends them with the entries they stand in.
     is_newborn: another leads from birth, and nothing is known to be committed yet. Where a thousand groups
         are born at once, their leader needs longer than usual to reach all replicas.
-    colocated: the agents known to share this one's failure domain, itself among them; None: not told, and
-        taken for all.
+    is_colocated: all voters share one failure domain, as far as this replica was told; until then they do.
     is_left_out: the configuration in force is without this replica, and will be for ever.
     damaged: firsts and lasts of the entries whose bytes do not verify here (safety 10).
     violations: messages that no correct replica sends, dropped and counted. The simulation asserts there are
@@ -105,13 +104,13 @@ class RaftState:
         self.configurations = list(stored.configurations)
         birth = self.configuration.hard_state_at_birth()
         self.is_newborn = log.last_index == 0 and hard_state == birth and birth.vote != replica_id
-        self._configuration_changed()
         self.outbox = Outbox(hard_state, log.last_index)
         self.role = Role.FOLLOWER
         self.election_count = 0
         self.damaged: tuple[tuple[LogIndex, LogIndex], ...] = ()
-        self.colocated: frozenset[str] | None = None
+        self._colocated: frozenset[str] | None = None
         self.violations = 0
+        self._configuration_changed()
         self.behaviour: Behaviour = self._make_follower(self, now_ms)
 
     @property
@@ -119,13 +118,10 @@ class RaftState:
         """The one in force: the newest in the log, committed or not."""
         return self.configurations[-1]
 
-    @property
-    def is_colocated(self) -> bool:
-        """Whether all voters share one failure domain."""
-        near = self.colocated
-        return near is None or all(
-            item.learner or item.agent_id in near for item in self.configurations[-1].replicas
-        )
+    def set_colocated(self, agents: frozenset[str]) -> None:
+        """The agents known to share this one's failure domain, itself among them."""
+        self._colocated = agents
+        self._configuration_changed()
 
     @property
     def hard_state(self) -> HardState:
@@ -209,6 +205,10 @@ class RaftState:
         added_at = self.replica_id.index if self.replica_id.term > 0 else 0
         self.is_left_out = (
             self.configuration.find(self.replica_id) is None and self.configuration.index >= added_at
+        )
+        near = self._colocated
+        self.is_colocated = near is None or all(
+            item.learner or item.agent_id in near for item in self.configuration.replicas
         )
 
     def commit_to(self, index: LogIndex) -> bool:

@@ -28,6 +28,8 @@ class LogView:
         self.first_index = first_index
         self.last_index = last_index
         self.stable_index = last_index
+        self._newest_run = Run(LogIndex(0), LogIndex(0), Term(0))
+        """The one last asked for: each follower and the disk ask for the same one."""
         self.check_invariants()
 
     def term_at(self, index: int) -> Term | None:
@@ -87,7 +89,10 @@ class LogView:
         assert self.first_index <= first
         assert last <= self.last_index
         if first >= self._starts[-1]:  # the newest entries, as nearly always
-            return (Run(LogIndex(first), LogIndex(last), self._terms[-1]),)
+            run, term = self._newest_run, self._terms[-1]
+            if run.last != last or run.first != first or run.term != term:
+                run = self._newest_run = Run(LogIndex(first), LogIndex(last), term)
+            return (run,)
         found = []
         position = bisect_right(self._starts, first) - 1
         while position < len(self._starts) and self._starts[position] <= last:

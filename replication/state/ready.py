@@ -149,13 +149,15 @@ class Outbox:
             or self._read_states
         )
 
-    def take(self, hard_state: HardState | None, log: LogView, now_ms: int) -> Ready:
-        """Hand everything out, and begin anew."""
+    def take(self, hard_state: HardState | None, log: LogView, now_ms: int) -> Ready | None:
+        """Hand everything out, and begin anew; None when there is nothing."""
+        if not self.has_work(log):
+            return None
         assert (hard_state is not None) == self.wants_hard_state
         ready = Ready(
             hard_state,
             self._truncate_from,
-            log.runs(self.handed_out + 1, log.last_index),
+            log.runs(self.handed_out + 1, log.last_index) if self.handed_out < log.last_index else (),
             self._noop_index,
             tuple(self._messages),
             tuple(self._after_sync),

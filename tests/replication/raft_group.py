@@ -159,7 +159,7 @@ class Group:
     def restart(self, ordinal: int) -> RaftCore:
         """A crash: what was not synced is lost, and the core begins anew from the disk."""
         old = self.cores[ordinal]
-        stored = old._state.outbox.synced
+        stored = old.state.outbox.synced
         stable = old.stable_index
         self._waiting[ordinal].clear()
         self.held.discard(ordinal)

@@ -65,7 +65,7 @@ def outcome(core: RaftCore, request: AppendRequest, now_ms: int) -> tuple[str, R
 
 def inside(core: RaftCore) -> tuple[int, int, int, object]:
     """What a core's one line does not say."""
-    state = core._state
+    state = core.state
     return state.violations, state.election_count, len(state.outbox._in_flight), state.damaged
 
 
@@ -93,8 +93,8 @@ def test_a_request_that_continues_the_log(data: st.DataObject) -> None:
         assert inside(quick) == inside(slow)
         assert quick.deadline() == slow.deadline()
         if seen[1] is not None:
-            assert slow._state.outbox._in_flight[-1].ready == seen[1]
-            out.append((seen[1], slow._state.outbox._in_flight[-1].ready))
+            assert slow.state.outbox._in_flight[-1].ready == seen[1]
+            out.append((seen[1], slow.state.outbox._in_flight[-1].ready))
         while out and data.draw(st.booleans()):
             ready, other = out.pop(0)
             quick.advance(ready)
@@ -117,7 +117,7 @@ def test_the_short_way_is_taken() -> None:
 def test_election_timeouts_are_drawn_as_randrange_draws(timeout_ms: int, seed: int) -> None:
     """The same chance gives the same timeouts."""
     core = make_core(1, config=CONFIG)
-    state = core._state
+    state = core.state
     state.config = RaftConfig(
         election_timeout_ms=timeout_ms, heartbeat_interval_ms=1, quiet_after_ms=None, commit_notice_ms=0
     )

@@ -113,7 +113,7 @@ def forget_the_vote(patch: pytest.MonkeyPatch) -> None:
     """The term is stored, the vote is not."""
     proper = Outbox.take
 
-    def take(self: Outbox, hard_state: HardState | None, log: LogView, now_ms: int) -> Ready:
+    def take(self: Outbox, hard_state: HardState | None, log: LogView, now_ms: int) -> Ready | None:
         if hard_state is not None:
             hard_state = replace(hard_state, vote=None)
         return proper(self, hard_state, log, now_ms)

@@ -239,12 +239,23 @@ async def test_a_log_that_begins_behind_the_leaders_lacks_nothing() -> None:
         assert not follower.host._copy_target._jobs
 
 
+class WallTime:
+    """A clock that no peer doubts."""
+
+    def now_us(self, _now_ms: int) -> int:
+        return SystemClock().now_us()
+
+
 class Promised:
     """What open_replica asks of a host."""
 
     agent_id = "1" * 32
-    clock = clocks = SystemClock()
+    clock = SystemClock()
+    clocks = WallTime()
     raft_config = RAFT
+
+    def send_append(self, agent_id: str, pieces: list[Any]) -> None:
+        """There is no network."""
 
 
 async def stores_on(disk: MemoryDisk) -> Stores:

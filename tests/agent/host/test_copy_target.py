@@ -58,6 +58,9 @@ class OneReplica:
     def replica(self, _: Any) -> Replica:
         return self.opened
 
+    def send_append(self, agent_id: str, pieces: list[Any]) -> None:
+        """There is no network."""
+
     async def reopen(self, _: Any, work: Work) -> None:
         await self.opened.close("opened anew")
         self.was_replaced = True
@@ -146,7 +149,7 @@ async def test_a_branch_of_an_older_term_never_replaces_what_a_newer_leader_was_
     leader of term 2 does not know yet that it is none, and lends its own entries 2 and 3."""
     host, stores = await host_with(1, 3, 3)
     identity = host.opened.identity
-    host.opened.core._state.term = Term(2)  # the offer is as old as its branch, and came before term 3
+    host.opened.core.state.term = Term(2)  # the offer is as old as its branch, and came before term 3
     sender = Sender(frames(identity, 1, 2, 2), [branch(2, 3)] * 3)
     await _copy_while_a_term_begins(host, stores, sender, begins=Term(3), after=2)
     assert not host.was_replaced
@@ -163,7 +166,7 @@ async def _copy_while_a_term_begins(
         nonlocal asked
         asked += 1
         if asked > after:
-            host.opened.core._state.term = begins
+            host.opened.core.state.term = begins
         return await request(*arguments)
 
     sender.request = counted  # type: ignore[method-assign]
@@ -176,7 +179,7 @@ async def test_a_copy_is_given_up_when_its_leaders_term_is_over(after: int) -> N
     """Whenever that is: before it has told its branch, or while the branch is copied."""
     host, stores = await host_with(1, 1, 1)
     sender = Sender(frames(host.opened.identity, 1, 2, 2), [branch(2, 3)] * 3)
-    host.opened.core._state.term = Term(2)
+    host.opened.core.state.term = Term(2)
     await _copy_while_a_term_begins(host, stores, sender, begins=Term(3), after=after)
     assert not host.was_replaced
     assert terms_of(host) == [1, 1, 1]
@@ -197,7 +200,7 @@ async def test_a_vote_is_not_carried_into_the_newer_term_of_an_installed_log() -
     stored = stores.hard_states.get(GROUP)
     assert stored is not None
     assert (stored[1].term, stored[1].vote) == (2, None)
-    assert (host.opened.core.term, host.opened.core._state.vote) == (2, None)
+    assert (host.opened.core.term, host.opened.core.state.vote) == (2, None)
 
 
 async def test_a_vote_of_the_term_of_an_installed_log_stays() -> None:

@@ -434,16 +434,16 @@ async def test_replicas_know_which_agents_share_the_failure_domain(tmp_path: Pat
     async with Cluster(str(tmp_path), 3) as cluster:
         leader = await cluster.leader()
         core = leader.host.replica(GROUP).core
-        assert not core._state.is_colocated
+        assert not core.state.is_colocated
         everybody = frozenset(node.agent_id for node in cluster.nodes)
         leader.host.set_colocated(everybody)
-        assert core._state.is_colocated
+        assert core.state.is_colocated
         leader.host.set_colocated(everybody - {cluster.nodes[-1].agent_id, cluster.nodes[0].agent_id})
-        assert not core._state.is_colocated
+        assert not core.state.is_colocated
         leader.host.set_colocated(everybody)
 
         async def nothing() -> None:
             pass
 
         await leader.host.reopen(GROUP, nothing)
-        assert leader.host.replica(GROUP).core._state.is_colocated
+        assert leader.host.replica(GROUP).core.state.is_colocated

@@ -113,7 +113,7 @@ async def test_the_first_voter_leads_from_birth_and_is_elected_after_a_restart(t
             await node.open(birth, awaits_birth=True)
         await until(lambda: first.host.replica(GROUP).core.commit_index == 1)
         assert [node.host.replica(GROUP).core.term for node in cluster.nodes] == [FIRST_TERM] * 3
-        elections = [node.host.replica(GROUP).core._state.election_count for node in cluster.nodes]
+        elections = [node.host.replica(GROUP).core.state.election_count for node in cluster.nodes]
         assert elections == [0, 0, 0]
         for node in cluster.nodes:
             await cluster.stop(node)

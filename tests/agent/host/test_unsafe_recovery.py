@@ -35,7 +35,7 @@ async def test_it_is_refused_while_a_leader_or_a_majority_is_there(tmp_path: Pat
             assert refused.value.code == "recovery-refused"
         core = follower.host.replica(GROUP).core
         for _ in range(100):
-            core._state.leader = None  # as between two leaders; a heartbeat may end that at any time
+            core.state.leader = None  # as between two leaders; a heartbeat may end that at any time
             assessment = await follower.host.recovery.assess(GROUP)
             assert assessment.refusal is not None
             if "leads the partition" not in assessment.refusal:

@@ -72,7 +72,7 @@ def test_they_are_the_folds_frames_whatever_the_log_holds(seed: int) -> None:
                 log.kept = min(log.kept, rng.randrange(10))
         given = len(fold) - len(ahead.frames)
         for index in range(given + 1, len(fold) + 1):
-            assert ahead.get(LogIndex(index)) is fold[index - 1]
+            assert ahead.frames.get(LogIndex(index)) is fold[index - 1]
         assert is_behind or given <= log.last_index
         if fold:
             first, bound = rng.randrange(max(1, len(fold) - 12), len(fold) + 1), rng.randrange(1, 200)
@@ -80,4 +80,4 @@ def test_they_are_the_folds_frames_whatever_the_log_holds(seed: int) -> None:
             wanted = within(fold[first - 1 : last], bound)
             in_memory = first > given or first > len(log.frames) - log.kept
             assert ahead.run(LogIndex(first), LogIndex(last), bound) == (wanted if in_memory else [])
-    assert ahead.get(LogIndex(len(fold) + 1)) is None
+    assert ahead.frames.get(LogIndex(len(fold) + 1)) is None

@@ -28,7 +28,7 @@ def test_a_method_that_is_not_overridden_is_not_called() -> None:
     for tell in observers.committed:
         tell()
     assert (first.commits, second.commits) == (1, 1)
-    assert observers.turn_begins == observers.deadline_ms == ()
+    assert observers.turn_begins == ()
     assert observers.reads_confirmed == observers.role_changed == ()
 
 
@@ -41,7 +41,7 @@ async def test_the_observers_of_a_replica_that_serves(tmp_path: Path) -> None:
         def told(name: str) -> list[type]:
             return [type(method.__self__) for method in getattr(observers, name)]
 
-        assert told("turn_begins") == told("deadline_ms") == [Appender]
+        assert told("turn_begins") == [Appender]
         assert told("committed") == [Reader, Trimmer]
         assert told("reads_confirmed") == [Reader]
         assert told("role_changed") == [Appender, Reader, Trimmer]

@@ -111,7 +111,7 @@ def test_after_a_restart_the_first_voter_has_to_be_elected() -> None:
     assert group.cores[1].last_index == 1
     core = group.restart(0)
     assert (core.role, core.last_index) == (Role.FOLLOWER, 0)
-    assert core._state.hard_state == HardState(1, FIRST)
+    assert core.state.hard_state == HardState(1, FIRST)
     group.pass_time(8 * CONFIG.election_timeout_ms)
     (leader,) = group.leaders()
     assert group.cores[leader].term > 1

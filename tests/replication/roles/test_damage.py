@@ -23,7 +23,7 @@ def test_a_damaged_follower_lets_the_others_campaign_first() -> None:
         group = Group(logs={ordinal: [1] * 10 for ordinal in range(3)})
         group.cut = {2}
         for ordinal in (0, 1):
-            group.cores[ordinal]._state.rng.seed(seed)
+            group.cores[ordinal].state.rng.seed(seed)
         group.cores[0].damaged(entry(5), group.now_ms)
         group.pass_time(4_000)
         assert group.leaders() == [1]
@@ -267,7 +267,7 @@ def test_damage_in_what_is_truncated_is_forgotten() -> None:
     group.elect(1)
     group.cut = {2}
     group.pass_time(2_000)
-    assert group.cores[0]._state.damaged == ((9, 9),)
+    assert group.cores[0].state.damaged == ((9, 9),)
     group.propose(1)
     group.pass_time(1_000)
     assert group.cores[0].commit_index == group.cores[0].last_index == 11

@@ -221,7 +221,7 @@ def missed(seed: int, behind: int) -> int:
     group.pass_time(20)
     group.cut = {0}
     for core in group.cores.values():
-        core._state.rng.seed(seed)
+        core.state.rng.seed(seed)
     group.mail.clear()
     group.sent.clear()
     died_ms = group.now_ms
@@ -254,8 +254,8 @@ def test_a_split_vote_is_over_within_half_an_election_timeout() -> None:
         group.cut = {0}
         for ordinal in (1, 2):
             core = group.cores[ordinal]
-            core._state.rng.seed(10 * seed + ordinal)
-            core._state.become_candidate(0, transfer=False)
+            core.state.rng.seed(10 * seed + ordinal)
+            core.state.become_candidate(0, transfer=False)
             group.drain(ordinal)
         group.pass_time(10)
         assert [group.cores[ordinal].role for ordinal in (1, 2)] == [Role.CANDIDATE] * 2

@@ -509,7 +509,7 @@ def test_a_replica_that_was_left_out_asks_for_nobody() -> None:
     leader = group.elect(0)
     rest = [item for item in leader.configuration.replicas if item.id != ReplicaId(0, 3)]
     leader.propose_configuration(rest, group.now_ms)
-    group.cores[3]._state.append_runs(
+    group.cores[3].state.append_runs(
         [Run(LogIndex(2), LogIndex(2), Term(1))], LogIndex(2), [leader.configuration]
     )
     assert group.cores[3].deadline() is None

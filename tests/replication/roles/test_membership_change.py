@@ -163,15 +163,15 @@ def test_a_truncated_change_is_undone_after_a_restart() -> None:
     core = type(core)(
         replica_id=B,
         stored=StoredReplica(
-            hard_state=core._state.hard_state,
+            hard_state=core.state.hard_state,
             configurations=[old, new],
             term_runs=[(LogIndex(1), Term(1))],
             first_index=LogIndex(1),
             last_index=LogIndex(2),
             commit_index=LogIndex(1),
         ),
-        config=core._state.config,
-        rng=core._state.rng,
+        config=core.state.config,
+        rng=core.state.rng,
         now_ms=0,
     )
     assert core.configuration == new
@@ -231,6 +231,6 @@ def test_configurations_travel_with_their_entries() -> None:
     group.cut = set()
     group.pass_time(2000)
     assert group.cores[2].configuration == leader.configuration
-    assert [item.index for item in group.cores[2]._state.configurations] == [
-        item.index for item in leader._state.configurations
+    assert [item.index for item in group.cores[2].state.configurations] == [
+        item.index for item in leader.state.configurations
     ]

@@ -520,7 +520,7 @@ def test_what_retention_dropped_was_committed() -> None:
     core = make_core(1, log=[1] * 9, term=1)
     core.step(append((9, 1), commit=8), 0)
     core.trimmed(LogIndex(7))
-    state = core._state
+    state = core.state
     restarted = RaftCore(
         replica_id=B,
         stored=StoredReplica(

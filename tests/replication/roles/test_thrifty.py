@@ -224,7 +224,7 @@ def test_a_spared_follower_that_asks_first_lets_the_prompt_one_win_at_once() -> 
     prompt = group.cores[1]
     deadline_ms = prompt.deadline()
     assert deadline_ms is not None
-    prompt._state.behaviour.election_deadline_ms = deadline_ms + 1_000  # type: ignore[union-attr]
+    prompt.state.behaviour.election_deadline_ms = deadline_ms + 1_000  # type: ignore[union-attr]
     group.campaign(2)
     group.settle()
     assert prompt.deadline() == group.now_ms

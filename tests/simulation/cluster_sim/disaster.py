@@ -104,7 +104,7 @@ class Disaster:
             *_, topic, partition, name = path.split("/")
             group = GroupId(bytes.fromhex(topic_id), int(partition)) if topic == topic_id else None
             if group is not None and node.host.has(group):
-                log = node.host.replica(group).core._state.log
+                log = node.host.replica(group).core.state.log
                 if int(name.partition("-")[0]) <= log.stable_index:
                     found.append(path)
         return found

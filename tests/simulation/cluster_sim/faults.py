@@ -423,7 +423,7 @@ class Nemesis:
             if replica.failure is None and node.life is not None and not node.life.is_paused
         ]
         led = [item for item in found if item[1].is_leader]
-        chosen = [item for item in led if item[1].core._state.behaviour.quiet] or led or found
+        chosen = [item for item in led if item[1].core.state.behaviour.quiet] or led or found
         if not chosen or self.counts.get("stop_replica", 0) >= STOPPED_MAX:
             return "nobody"
         node, replica = self._rng.choice(chosen)

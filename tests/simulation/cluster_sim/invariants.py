@@ -176,7 +176,7 @@ class Invariants:
     def _look_at(self, core: RaftCore, seen: _Seen) -> None:
         """CutIsCut: nothing that is not in the log counts as synced. What else is checked depends on term,
         commit index and leadership alone."""
-        state = core._state
+        state = core.state
         replica = seen.replica
         if replica.log.synced_index > replica.log.last_index and seen.is_served:
             self.fail("CutIsCut", f"{seen.life.name} {replica.group}: more is synced than there is: {core!r}")

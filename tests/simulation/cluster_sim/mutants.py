@@ -273,7 +273,7 @@ def trust_the_wall_clock() -> list[Patch]:
     are as old as that makes them."""
     return [
         (partition, "ELAPSED_STEP_US", 2**62),
-        (PeerClocks, "now_us", lambda self: self._clock.now_us()),
+        (PeerClocks, "now_us", lambda self, _: self._clock.now_us()),
         (LogTime, "stamp", lambda _, previous_us, now_us, now_ms: max(previous_us, now_us)),
     ]
 
@@ -283,9 +283,9 @@ def confirm_reads_by_older_rounds() -> list[Patch]:
 
     def ask(self: ReadQueue, token: int, index: LogIndex | None) -> None:
         if index is None:
-            self._early.append(token)
+            self.early.append(token)
         else:
-            self._waiting.append((self.round, token, index))
+            self.waiting.append((self.round, token, index))
 
     return [(ReadQueue, "ask", ask)]
 
