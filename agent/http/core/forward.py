@@ -1,8 +1,7 @@
 """Handing a request to the agent that can answer it: one hop, a shrinking timeout, bounded bodies.
 
-What a broken forward means (safety 22): when the connection could not even be made, nothing happened
-(definite); when it broke afterwards, nobody here knows (not definite), unless the request changes
-nothing.
+A broken forward (safety 22): if no connection was made, nothing happened (definite). If the connection broke
+afterwards, the outcome is unknown (not definite), unless the request changes nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ async def _send_once(
 def _json_object(data: bytes) -> dict[str, Any] | None:
     try:
         document = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 
@@ -250,7 +249,7 @@ async def _read_bounded(response: aiohttp.ClientResponse, bytes_max: int = REPLY
 
 
 def broken(error: Exception, url: str, method: str) -> ShoalError:
-    """What a failed exchange means to the client."""
+    """The client's error for a failed exchange."""
     definite = True if method in UNCHANGING_METHODS else None
     if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
         return ShoalError("no-leader", f"{url} cannot be reached: {error}")

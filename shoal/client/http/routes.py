@@ -222,7 +222,7 @@ def json_object(body: bytes | memoryview) -> dict[str, Any] | None:
     """The JSON object that a body is; None if it is none."""
     try:
         document = json.loads(bytes(body))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 

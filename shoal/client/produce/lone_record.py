@@ -67,7 +67,7 @@ def offset_of(answer: WholeAnswer, partition: int) -> tuple[int, bool] | None:
         found = appended["base_offset"]
         if type(found) is int and appended["partition"] == partition and document["count"] == 1:
             return found, document.get("duplicate") is True
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return None
 

@@ -417,22 +417,26 @@ async def test_a_leader_that_fell_silent_is_not_waited_for_once_another_leads(pa
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("status", "body"),
     [
-        b"",
-        b"[]",
-        b"{}",
-        b'{"count":1,"appended":[{"partition":1,"base_offset":0}]}',
-        b'{"count":-1,"appended":[]}',
+        (200, b""),
+        (200, b"[]"),
+        (200, b"{}"),
+        (200, b'{"count":1,"appended":[{"partition":1,"base_offset":0}]}'),
+        (200, b'{"count":-1,"appended":[]}'),
+        (200, b"[" * 100_000),
+        (503, b"[" * 100_000),
     ],
+    ids=["empty", "list", "object", "other partition", "negative", "deep", "deep problem"],
 )
-async def test_an_answer_that_makes_no_sense(pair: Pair, body: bytes) -> None:
+async def test_an_answer_that_makes_no_sense(pair: Pair, status: int, body: bytes) -> None:
     """An answer that does not say where the records went is not taken for success."""
     first, second = pair
 
     async def nonsense(request: web.BaseRequest) -> web.Response:
         await request.read()
-        return web.Response(body=body)
+        media = "application/json" if status == 200 else "application/problem+json"
+        return web.Response(status=status, body=body, content_type=media)
 
     runner = web.ServerRunner(web.Server(nonsense))
     await runner.setup()

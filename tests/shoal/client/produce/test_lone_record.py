@@ -70,6 +70,8 @@ def test_a_row_is_what_pyarrow_would_have_made_of_it(
         (200, b'{"count":2,"appended":[{"partition":3,"base_offset":7,"count":2}]}\n', None, False),
         (200, b"<html>", None, False),
         (200, b"[]", None, False),
+        (200, b"[" * 100_000, None, False),
+        (502, b"[" * 100_000, None, False),
         (421, b'{"code":"not-leader","definite":true}', None, True),
         (504, b'{"code":"timeout","definite":false}', None, False),
         (502, b"<html>", None, False),
