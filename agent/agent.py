@@ -33,7 +33,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 CLOSE_TIMEOUT_S = 8.0  # HTTP lets handlers finish for five seconds; the rest is quick
 CLOSE_AT_ONCE_S = 1.0  # after a second signal: what closes by itself may, the rest dies with the process
-UNREADY_SAID_MS = 5_000  # long against an election; whoever waits at the log should learn what for
+UNREADY_SAID_MS = 5_000  # long against an election; the log tells the reason for the wait
 READY_POLL_MS = 100  # some of what readiness depends on is not announced by the watch
 
 logger = logging.getLogger("shoal.agent")

@@ -55,7 +55,7 @@ class PoolQuery(NamedTuple):
 
 @dataclass(slots=True)
 class QueryResult:
-    """Who acknowledged our query, and what was answered, by member."""
+    """Acknowledgements of our query, and its answers, by member."""
 
     acknowledged: set[str] = field(default_factory=set)
     answers: dict[str, bytes] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class GossipKeys(Protocol):
         """Everybody known, this node included, by name."""
 
     async def keys(self) -> KeyReport:
-        """Who holds what. Raises QueryError."""
+        """The keys that members hold. Raises QueryError."""
 
     async def change_keys(self, change: KeyChange, key: bytes) -> KeyReport:
         """Have every member do it. Raises QueryError; members that did not do it are in the report."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 
@@ -39,6 +40,9 @@ LONG_FILES: dict[str, int] = {
 }
 DOUBLE_CLASS_NAMES = 38
 SHORT_HELPERS = 156
+WORDS_MAX = 25
+LONG_SENTENCES = 341
+SENTENCES_WITH_WHAT = 181
 FOREIGN_PRIVATES: dict[str, int] = {}
 """Private attributes of other packages' classes: in these files and nowhere else."""
 
@@ -153,6 +157,43 @@ def foreign_privates() -> dict[str, int]:
             if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr) and node.attr not in own
         )
     )
+
+
+@functools.cache
+def sentences() -> list[str]:
+    """Of the docstrings and comments of the product."""
+    texts: list[str] = []
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                texts.append(ast.get_docstring(node) or "")
+        with (ROOT / path).open("rb") as file:
+            block: list[str] = []
+            for token in tokenize.tokenize(file.readline):
+                if token.type == tokenize.COMMENT:
+                    block.append(token.string.removeprefix("#"))
+                elif token.type != tokenize.NL:
+                    texts.append("\n".join(block))
+                    block = []
+    paragraphs = [" ".join(part.split()) for text in texts for part in re.split(r"\n\s*\n", text)]
+    return [part for text in paragraphs for part in re.split(r"(?<=[.:?]) (?=[A-Z`])", text) if part]
+
+
+def test_no_sentence_of_the_product_begins_with_who() -> None:
+    """A sentence begins with a noun."""
+    assert [text for text in sentences() if re.match(r"(Who|Whom|Whose|Whoever|Whatever)\b", text)] == []
+
+
+def test_few_sentences_of_the_product_begin_with_what() -> None:
+    """A noun says what it is about."""
+    found = [text for text in sentences() if re.match(r"What\b", text)]
+    assert len(found) <= SENTENCES_WITH_WHAT, found
+
+
+def test_few_sentences_of_the_product_are_long() -> None:
+    """One idea a sentence, in about 25 words."""
+    found = [text for text in sentences() if len(text.split()) > WORDS_MAX]
+    assert len(found) <= LONG_SENTENCES, found
 
 
 def test_no_class_grows_beyond_25_attributes() -> None:

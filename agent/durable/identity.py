@@ -1,4 +1,4 @@
-"""Who this agent is, which replicas it holds, and what each has promised: the durable facts outside the logs.
+"""The durable facts outside the logs: this agent's identity, its replicas, and the promises of each.
 
 Law of this file: records and their meaning; paired_file.py keeps them through crashes. The host keeps the
 order at the birth of a replica: registry `creating`, log directory, hard state, registry `active`, first

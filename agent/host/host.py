@@ -199,7 +199,7 @@ class Host:
         self.changed(group)
 
     async def close_group(self, group: GroupId, why: str = "the agent stops") -> None:
-        """Stop the replica; its data stay. Nothing to do for one that is not open. Who waits is told why."""
+        """Stop the replica; its data stay. Nothing happens to one not open. Its waiters are told why."""
         while (reopening := self._reopening.get(group)) is not None:
             await asyncio.shield(reopening)
         await self._copy_target.abandon(group)
@@ -303,7 +303,7 @@ class Host:
         return None if entry is None else entry.replica
 
     def stopped_groups(self) -> list[GroupId]:
-        """Whose replicas here neither vote nor lead at present, and are not on their way to it."""
+        """Groups whose replicas here neither vote nor lead, and are not on their way to it."""
         return [*self._failed, *self._unserved] if self._failed or self._unserved else []
 
     def led_replicas(self) -> list[Replica]:

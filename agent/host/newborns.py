@@ -48,7 +48,7 @@ class Newborns:
 
     async def give_up(self, group: GroupId) -> bool:
         """Remove a replica of a birth that the catalog has given up for another: nobody has led it, so its
-        log has no record. One that has is closed, and kept, as whatever cannot be: False then."""
+        log has no record. False: the replica has records or cannot be read, and is closed and kept."""
         replica = self._host.open_replica(group)
         has_records = replica is not None and replica.state.tail.end_offset > 0
         await self._host.close_group(group, "the partition was born again")
@@ -59,6 +59,6 @@ class Newborns:
 
 
 def is_led_here(replica: Replica) -> bool:
-    """Whether it leads with a majority: that has an entry of the group. Who leads from birth alone may be the
-    only one of its voters that is there."""
+    """Whether it leads with a majority: that has an entry of the group. A replica that leads from birth may
+    be the only one of its voters that is there."""
     return replica.is_leader and replica.core.commit_index > 0

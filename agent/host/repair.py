@@ -103,8 +103,8 @@ class LogRepair:
         if waiting is not None:
             return await _lend(waiting.log, wanted.entry, is_whole=False)
         replica = self._host.replica(group)
-        # Whoever says that it lacks an entry must never take it from a leader who may count what the asker
-        # has acknowledged; and must not be another in the place of one that had it.
+        # A replica that says that it lacks an entry must never take it from a leader that may count the
+        # asker's acknowledgement. It must not stand in the place of another that had it.
         is_whole = replica.failure is None and not replica.disk.log_is_behind and not replica.damaged_ranges
         if is_whole and _is_overruled(replica, wanted.entry):
             return encode_entry(EntryState.OVERRULED)
@@ -234,7 +234,7 @@ class LogRepair:
 
     async def _present_replicas(self, damaged: DamagedReplica) -> Sequence[RaftReplica]:
         """Everybody whom this log knows may be gone for good, replaced one by one while this agent was down.
-        Whoever holds the group now tells of whom it consists."""
+        The present holders of the group tell its members."""
         group, newest = damaged.plan.group, damaged.configurations[-1]
         for holder in sorted(set(self.holders(group)) - {self._host.agent_id})[:MAX_HOLDERS_ASKED]:
             try:
@@ -331,7 +331,8 @@ class LogRepair:
     # ---- asking ----------------------------------------------------------------------------------
 
     def _peers_of(self, stretch: _Stretch) -> list[RaftReplica]:
-        """Whoever may hold it, or a word in whether it was committed; the newest replica of each agent."""
+        """Replicas that may hold the entry or have a vote on whether it was committed; the newest of each
+        agent."""
         known = in_force(stretch.first_index, stretch.configurations) or stretch.configurations
         peers: dict[str, RaftReplica] = {item.agent_id: item for item in stretch.present}
         for configuration in reversed(known):

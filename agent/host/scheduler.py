@@ -1,9 +1,9 @@
 """The loop that gives every replica its turns.
 
-Law of this file: input first, then deadlines (safety 26). Whoever steps a replica's core schedules it; a
-turn gives each scheduled replica one ready() and then lets the outbox out. One heap holds the nearest
-deadline of every replica; it is looked at only when the input that had already arrived has been stepped. It
-knows neither groups nor peers.
+Law of this file: input first, then deadlines (safety 26). A caller that steps a replica's core schedules the
+replica. A turn gives each scheduled replica one ready() and then flushes the outbox. One heap holds the
+nearest deadline of every replica; it is looked at only when the input that had already arrived has been
+stepped. It knows neither groups nor peers.
 """
 
 import asyncio
@@ -105,7 +105,7 @@ class Scheduler:
                 self._scheduled = asyncio.get_running_loop().call_soon(self._turn)
 
     def end_burst(self, *, at_once: bool) -> None:
-        """Give whoever is scheduled its turn: now where the burst came alone or `at_once`, else soon."""
+        """Give the scheduled replicas their turn: now where the burst came alone or `at_once`, else soon."""
         scheduled, ready = self._scheduled, self._ready
         if ready is None:
             # What runs in this round and the next; asyncio's own loop tells, another one need not.
@@ -124,7 +124,7 @@ class Scheduler:
         self._touched.pop(replica, None)
 
     def take_touched(self) -> list[Replica]:
-        """Who has had a turn since this was last asked: the logs of all others are as they were."""
+        """Replicas with a turn since the last call: the logs of all others are as they were."""
         touched, self._touched = self._touched, {}
         return list(touched)
 
@@ -146,7 +146,8 @@ class Scheduler:
         self._flush_outbox()
         self._serving = False
         if self._dirty:
-            # Who was left, or scheduled meanwhile, has its turn in the next round, after what arrives in it.
+            # Replicas that were left, or scheduled meanwhile, have their turn in the next round, after its
+            # input.
             self.schedule_flush()
 
     def _give_turn(self, replica: Replica, now_ms: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -46,9 +45,9 @@ PARTS = (produce, read, merged, topics, offsets, trim, members, events, keys, op
 class Dispatcher:
     """Dispatches requests and turns every outcome into an answer."""
 
-    def __init__(self, context: Context, allowed_hosts: Iterable[str]) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._policy = HostPolicy(context.broker.url, allowed_hosts)
+        self._policy = HostPolicy(context.broker.url)
         described = Description(route for part in PARTS for route in part.ROUTES)
         self._table = RouteTable(described.routes, produce.HINTS)
         self.appends = FastAppends(context, self._policy, self._table, produce.ROUTES)
@@ -132,7 +131,7 @@ class HttpRunner:
 
     @property
     def connections(self) -> int:
-        """How many there are, whatever they do."""
+        """The number of open connections, idle ones included."""
         return len(self._shared.fronts)
 
     async def listen(self, listener: socket.socket) -> None:
@@ -159,8 +158,8 @@ class HttpRunner:
         self.context.decoders.shutdown(wait=False, cancel_futures=True)
 
     async def _stop_listening(self) -> None:
-        """Accept nobody any more. The listeners leave the loop a turn before they are closed: a connection
-        that asyncio accepts in the turn of the close is forgotten with its socket open."""
+        """Accept nobody any more. The listeners leave the loop a turn before they are closed. Else asyncio
+        accepts a connection in that turn and forgets it with its socket open."""
         loop = asyncio.get_running_loop()
         for server in self._listeners:
             for listener in server.sockets:
@@ -178,14 +177,8 @@ async def _some_turns() -> None:
         await asyncio.sleep(0)
 
 
-def make_runner(
-    broker: Broker, limits: HttpLimits | None = None, allowed_hosts: Iterable[str] = ()
-) -> HttpRunner:
-    """The HTTP side of an agent; call inside the event loop that will run it.
-
-    `allowed_hosts`: names beside this machine's that a Host header may carry (a reverse proxy's, for
-    example).
-    """
+def make_runner(broker: Broker, limits: HttpLimits | None = None) -> HttpRunner:
+    """The HTTP side of an agent; call inside the event loop that will run it."""
     chosen = limits if limits is not None else HttpLimits()
     context = Context(broker, chosen, Forwarder(broker.agent_id, chosen))
-    return HttpRunner(Dispatcher(context, allowed_hosts), context)
+    return HttpRunner(Dispatcher(context), context)

@@ -33,7 +33,8 @@ logger = logging.getLogger("shoal.agent")
 
 
 class Entry(NamedTuple):
-    """Who enters the pool, and with what. `kept_port` is the gossip port of the last run, 0 for none."""
+    """The node that enters the pool, and its tags. `kept_port` is the gossip port of the last run, 0 for
+    none."""
 
     config: AgentConfig
     own: Life

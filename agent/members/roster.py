@@ -261,7 +261,7 @@ class Roster:
         return agent_id not in self.live_agents() and self._links.is_silent(agent_id)
 
     def live_agents(self) -> frozenset[str]:
-        """Who gossip has not given up, of this cluster, this agent included."""
+        """Members of this cluster that gossip has not given up, this agent included."""
         return frozenset(self._live | {self.agent_id})
 
     def live_peers(self) -> list[str]:
@@ -269,8 +269,7 @@ class Roster:
         return sorted(self._live - {self.agent_id})
 
     def met(self) -> frozenset[str]:
-        """Whose link was up in this run, this agent included: the others may be nothing but what somebody
-        gossips."""
+        """Agents with a link in this run, this one included: the others may exist in gossip only."""
         self._met.update(name for name in self._live if self._links.has_met(name))
         return frozenset(self._met)
 
@@ -299,7 +298,7 @@ class Roster:
         return sum(member.status != "left" and not is_drained(member) for member in self.ours())
 
     def drained(self) -> frozenset[str]:
-        """Who shall hold and lead nothing."""
+        """Drained members: they hold and lead nothing."""
         return frozenset(member.name for member in self.ours() if is_drained(member))
 
     def newcomers(self) -> bool:

@@ -1,9 +1,8 @@
 """Small submissions on their way to becoming one batch (group commit for single records).
 
-Law of this file: pure; it decides what goes into the next batch and in which order, never when. A batch
-holds at most one range per producer, so that each is checked against a table that already knows the one
-before; whatever comes behind a producer's held-back submission and is of that producer is held back too, so
-sequences never overtake.
+Law of this file: pure; it decides what goes into the next batch and in which order, never when. A batch holds
+at most one range per producer, so that each is checked against a table that already knows the one before.
+Behind a held-back submission all others of its producer are held back too, so sequences never overtake.
 """
 
 from collections import deque
@@ -58,7 +57,7 @@ class GatherQueue:
             self.deadline_ms = item.deadline_ms
 
     def expired(self, now_ms: int) -> list[Queued]:
-        """Take out whatever has run out of time while the disk took nothing."""
+        """Take out the submissions that have run out of time while the disk took nothing."""
         if self.deadline_ms is None or now_ms < self.deadline_ms:
             return []
         gone = [item for item in self._queue if item.deadline_ms <= now_ms]

@@ -2,8 +2,8 @@
 17).
 
 Law of this file: it asks and remembers; which time is believed is decided in log_time.py and retention.py.
-Asked are the voters of all groups here, so that whoever begins to lead knows already; twice as often as an
-answer grows old. Append times and the trimming of old segments depend on it: no clock decides safety.
+The voters of all groups here are asked, so that a new leader knows already; twice as often as an answer grows
+old. Append times and the trimming of old segments depend on it: no clock decides safety.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class PeerClocks:
         self._tell(peer, theirs, now_ms)
 
     def _conclude(self) -> None:
-        """Whom to believe now; a wall clock that is not believed is reported once, until it is again."""
+        """The clock to believe now; a wall clock that is not believed is reported once, until it is again."""
         wall_us, now_ms = self._clock.now_us(), self._clock.now_ms()
         self.steady.heard(self._differences.heard(now_ms), wall_us, now_ms)
         believed_us = self.steady.now_us(wall_us, now_ms)

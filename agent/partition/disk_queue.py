@@ -36,8 +36,8 @@ class _Item:
         self.size_bytes = 0
         for stamp, data in frames:
             self.size_bytes += len(data)
-            # An empty log starts a segment whatever its first entry is: forced recovery of a replica that
-            # holds nothing makes that one a configuration, which carries no flag.
+            # The first entry of an empty log starts a segment, with or without a flag. Forced recovery of an
+            # empty replica makes that entry a configuration, which carries no flag.
             if stamp.index == 1 or (stamp.flags and stamp.flags & Flag.FIRST_OF_SEGMENT):
                 self.segments += (stamp.index,)
 

@@ -208,7 +208,7 @@ async def _start(
 ) -> Replica:
     """The replica over its log, which is closed when this raises as open_replica does, but for damage.
     is_newborn: it never ran before. Then the first voter of a birth that nobody has led leads without an
-    election; who comes when somebody has may not, whatever it forgot."""
+    election; one that comes later may not, even if it forgot its vote."""
     stored = stores.hard_states.get(plan.group)
     assert stored is not None
     identity = stores.identity(plan.group)

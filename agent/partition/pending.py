@@ -1,4 +1,4 @@
-"""Who waits for which entry of one replica's log, and what they are told.
+"""Waiters for entries of one replica's log, and their answers.
 
 Law of this file: pure bookkeeping over an ordered queue; a waiter is told exactly once. Leadership plays no
 part: a deposed leader's waiter is still answered with success when its very entry commits (safety 22), with

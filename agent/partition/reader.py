@@ -1,9 +1,8 @@
 """Reads of one replica: committed records only, and statements about the ends that hold.
 
-Law of this file: bytes below the high watermark are immutable and served without asking anyone. Whatever
-says where the log ends or begins (an empty answer, the watermark alone, trimmed, beyond-end) is said by a
-leader only after a read index (safety 23); all questions of one round trip share it. It never decodes a
-batch.
+Law of this file: bytes below the high watermark are immutable and served without asking anyone. A leader
+tells where the log ends or begins (an empty answer, the watermark alone, trimmed, beyond-end) only after a
+read index (safety 23). All questions of one round trip share it. It never decodes a batch.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class FetchPieces:
 
 
 def damaged(replica: Replica, error: Damaged) -> ShoalError:
-    """Have the damage remembered and mended; what to say to whoever met it."""
+    """Have the damage remembered and repaired; the error for the reader that met it."""
     replica.met(error)
     offset = "" if error.offsets is None else f"the batch at offset {error.offsets[0]} is damaged here: "
     return ShoalError("damaged", f"{offset}{error}")
@@ -81,7 +80,7 @@ class Reader(ReplicaObserver):
     # Waiting for a commit
 
     def committed(self) -> None:
-        """Whoever waits for the end to move looks again."""
+        """Readers that wait for the end to move look again."""
         if self._waiting:
             for waiting in self._waiting:
                 if not waiting.done():
@@ -307,6 +306,6 @@ def _question() -> asyncio.Future[LogIndex]:
 
 
 def _retrieve(asked: asyncio.Future[LogIndex]) -> None:
-    """Whoever asked may have run out of time: an error that nobody awaits any more is no bug."""
+    """The asker may have run out of time: an error that nobody awaits any more is no bug."""
     if not asked.cancelled():
         asked.exception()

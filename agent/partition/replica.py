@@ -192,8 +192,8 @@ class Replica:
 
     @property
     def is_unborn(self) -> bool:
-        """Whether it still awaits its birth. Who has got a record of the group knows that a leader of it was
-        told of it: no other takes one."""
+        """Whether it still awaits its birth. A replica with a record of the group knows that its leader was
+        told of the birth: no other takes one."""
         if self.awaits_birth and (self.state.tail.end_offset or self.core.configuration.index):
             self.awaits_birth = False
         return self.awaits_birth
@@ -593,8 +593,8 @@ class Replica:
             tell()
 
     def say_last_words(self) -> None:
-        """Whoever leads and stops, while its agent lives, is not missed by links: quiet followers would wait
-        for it for ever (safety 25)."""
+        """A leader that stops while its agent lives is not missed by links: quiet followers would wait for
+        it for ever (safety 25)."""
         if self.failure is not None:
             return
         try:
@@ -608,8 +608,8 @@ class Replica:
             self._send(message)
 
     async def close(self, why: str) -> None:
-        """Stop in order: nothing new, then what the disk still does, then the log. Who waits for a commit is
-        told why this replica will not hear of it: it may have happened."""
+        """Stop in order: nothing new, then what the disk still does, then the log. Waiters for a commit
+        are told why this replica will not hear of it: it may have happened."""
         if self.failure is None:
             self.failure = ("stopping", "the replica is closed")
         self.waiting.fail_all("leadership-lost", why)

@@ -1,7 +1,7 @@
 """One connection between two agents: upgrade, greeting, frames.
 
-Law of this file: it owns one transport, and tells the links `opened`, `frame` and `lost`, in that order. Who
-is dialled, what is sent, and what silence means is links.py's business. Before both greetings are checked no
+Law of this file: it owns one transport, and tells the links `opened`, `frame` and `lost`, in that order.
+Dialling, sending and the meaning of silence are links.py's business. Before both greetings are checked no
 frame is given out and none may be longer than a greeting (safety 24).
 """
 

@@ -1,7 +1,7 @@
 """Dials the peers whose connections this agent has to open, again and again until it stops.
 
-Law of this file: when and where to dial. Who is dialled and what becomes of a connection is links.py's
-business.
+Law of this file: when and where to dial. The choice of peers, and connections once they are open, are
+links.py's business.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class Dialler:
         return True
 
     def _turn(self, peer: LinkedPeer) -> AbstractAsyncContextManager[None]:
-        """Who was met need not wait, nor does who is new for those who were tried in vain."""
+        """A peer that was met need not wait, and a new one does not wait for those that were tried in
+        vain."""
         if peer.met:
             return nullcontext()
         first, peer.dialled = not peer.dialled, True

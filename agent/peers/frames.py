@@ -147,7 +147,8 @@ def frame_head(frame_type: int, payload_bytes: int) -> bytes:
 
 
 class Hello(NamedTuple):
-    """Who speaks, to whom, for which cluster, in which life. Ids are 32 hexadecimal digits, as everywhere."""
+    """The greeting: sender, receiver, cluster, and the sender's run. Ids are 32 hexadecimal digits, as
+    everywhere."""
 
     kind: LinkKind
     cluster_id: bytes

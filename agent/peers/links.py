@@ -123,7 +123,7 @@ class Links:
         if not task.cancelled() and task.exception() is not None:
             logger.error("a link's task failed; this is a bug", exc_info=task.exception())
 
-    # Whom to be connected with
+    # Peers to be connected with
 
     def set_addresses(self, urls: Mapping[str, str], failed: AbstractSet[str] = frozenset()) -> None:
         """{agent id: its HTTP URL}, without this agent. Agents no longer named are disconnected. Gossip has

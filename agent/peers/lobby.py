@@ -1,8 +1,8 @@
 """Connections that were accepted and are not open yet: bounded, and strangers make way for strangers only.
 
 Law of this file: who waits for its greeting and how many may; whose greeting holds is links.py's business. A
-peer greets as soon as it may, so that of too many the one that waits longest makes way. Who greets before
-gossip has told of it waits among the strangers: it is let in when gossip tells, or refused in time.
+peer greets as soon as it may, so that of too many the one that waits longest makes way. An agent that greets
+before gossip has told of it waits among the strangers. It is let in when gossip tells, or refused in time.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Who leads and holds which partition, as all agents say it of themselves."""
+"""Leaders and holders of partitions, as all agents say it of themselves."""

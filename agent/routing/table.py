@@ -1,4 +1,4 @@
-"""Who leads what: every agent's claims about the replicas it holds, merged into one table.
+"""Routes: every agent's claims about the replicas it holds, merged into one table.
 
 Law of this file: pure. An agent is the only source of claims about itself; it numbers every change, so that
 a peer who knows number N can ask for what came after. Claims about one group are ordered by (term,

@@ -38,7 +38,7 @@ from shoal.format.timestamps import format_time
 from shoal.membership.interface import JoinError
 
 MAX_WAIT_MS = 60_000  # of a blocking query, as docs/http.md says
-MAX_DAMAGE_SHOWN = 100  # ranges of one partition: whoever has more needs no list of them
+MAX_DAMAGE_SHOWN = 100  # ranges of one partition: a reader of more needs no list of them
 
 
 class Broker(RecordService, TopicService):

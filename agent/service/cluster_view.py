@@ -171,7 +171,7 @@ class ClusterView:
         return Leader(agent_id, url, leadership.term, agent_id == self.agent_id)
 
     def catalog_leader(self) -> Leader | None:
-        """Who leads `_catalog`, None when nobody is known to."""
+        """The leader of `_catalog`, None when none is known."""
         return self._leader_of(CATALOG_GROUP)
 
     def hears(self, agent_id: str) -> bool:
@@ -179,7 +179,7 @@ class ClusterView:
         return self._roster.is_live(agent_id)
 
     def leader(self, topic: Topic, partition: int) -> Leader | None:
-        """Who leads the partition. ShoalError unknown-partition."""
+        """The partition's leader. ShoalError unknown-partition."""
         return self._leader_of(self._group(topic, partition))
 
     async def wait_leader(self, topic: Topic, partition: int, timeout_ms: int) -> Leader:

@@ -182,8 +182,8 @@ def _replicas(
 def live_replicas(view: Overview, entry: TopicEntry, partition: int) -> tuple[int, int]:
     """(voters that are live, voters wanted): the partition is under-replicated when the first is smaller.
 
-    A factor above the number of agents is no trouble but a wish (safety 5: the effective factor); a voter
-    that is away is trouble, whatever the factor.
+    A factor above the number of agents is no fault (safety 5: the effective factor); a voter that is away is
+    one, with any factor.
     """
     leadership = view.leadership(entry, partition)
     voters = entry.partitions[partition].voters if leadership is None else leadership.voters

@@ -1,8 +1,7 @@
 """Topics: shown by any agent; created, changed, deleted and adopted by the one that leads the catalog.
 
-Law of this file: it decides what is proposed (who is asked, whether there are members enough, where
-replicas are born) and what the outcome means to whoever asked. What is true is what the catalog has
-committed.
+Law of this file: it decides on proposals (the agent asked, enough members, the agents of new replicas) and
+turns outcomes into answers. What is true is what the catalog has committed.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ class TopicService(ClusterView):
                 return
 
     async def _wait_for_leaders(self, entry: TopicEntry) -> None:
-        """For a bounded time: whoever has just created a topic will produce to it next."""
+        """For a bounded time: the creator of a topic will produce to it next."""
         end_ms = self._clock.now_ms() + LEADERS_WAIT_MS
         groups = [GroupId(entry.topic_id, partition) for partition in range(len(entry.partitions))]
         while any(self._leader_of(group) is None for group in groups):

@@ -59,7 +59,7 @@ class CatalogExchange:
 
     async def tell_peers(self) -> None:
         """Wait, for a bounded time, until the live members know the present version: a client finds a new
-        topic at whichever agent it asks next."""
+        topic at any agent that it asks next."""
         version = self._local.catalog.version
         await asyncio.gather(*(self._await_peer(peer, version) for peer in self._peers.live_peers()))
 

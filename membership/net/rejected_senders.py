@@ -1,4 +1,4 @@
-"""Who knocks with a wrong key or another cluster's label, told once a minute and not once a packet.
+"""Senders with a wrong key or another cluster's label, told once a minute and not once a packet.
 
 Law of this file: counts and the lines worth logging; it neither logs nor knows a clock. Bounded in names, in
 lines and in memory, because a flood comes from addresses of its own choice.

@@ -1,4 +1,4 @@
-"""Who is in the list, and with what status: alive, suspect, leaving, left, failed.
+"""The member list, with each member's status: alive, suspect, leaving, left, failed.
 
 Law of this file: SWIM's changes and Serf's intents become the status of members here, and nowhere else.
 Nothing is sent from here; whether an intent was news is the answer, telling it on is the caller's business.

@@ -383,8 +383,8 @@ class SerfMembership(AgentPool):
             self._news.set()
 
     async def keys(self) -> KeyReport:
-        """Who holds what, as the Serf agent finds out; it does not tell who uses which key as the primary
-        one. Raises QueryError."""
+        """The keys that members hold, as the Serf agent finds out; it does not tell their primary keys.
+        Raises QueryError."""
         return await self._keys(self._client.list_keys())
 
     async def change_keys(self, change: KeyChange, key: bytes) -> KeyReport:

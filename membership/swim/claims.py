@@ -81,7 +81,7 @@ def judge_alive(
     if (is_self and leaving) or not compatible(claim.vsn) or not claim.incarnation:
         return Verdict.IGNORE  # nodes begin with incarnation 1, even under a new address
     if node is None:
-        # Whom nobody could list in a push/pull is not believed either: it would be told on without versions.
+        # A node that no push/pull could list is not believed either: it would be told on without versions.
         return Verdict.ACCEPT if claim.vsn else Verdict.IGNORE
     moved = claim.endpoint != node.endpoint
     if moved and (is_self or not _may_move(node, reclaim_ms, now_ms)):

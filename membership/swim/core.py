@@ -269,7 +269,7 @@ class SwimCore:
     def _accept_alive(self, node: Node | None, claim: Alive, now_ms: int) -> None:
         if node is None:
             if len(self.table) >= self._config.max_members:
-                # Who is here stays, unless the stranger answers and the other never did.
+                # A known node stays, unless the stranger answers and the known one never did.
                 local = self.table.local
                 ping = self._stranger_probe.ring(claim, local.endpoint, local.name, self._rng)
                 if ping is not None:

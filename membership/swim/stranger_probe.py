@@ -43,7 +43,7 @@ class StrangerProbe:
         return Ping(sequence, claim.node, local, local_name)
 
     def answered(self, sequence: int, source: Endpoint) -> Alive | None:
-        """Whose claim is proven by an ack from there, if one's is."""
+        """The node whose claim an ack from there proves, if there is one."""
         claim = self._asked.get(sequence)
         if claim is None or not _same_place(claim.endpoint, source):
             return None

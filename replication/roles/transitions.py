@@ -98,7 +98,7 @@ class RaftState:
         self.vote = hard_state.vote
         self.leader: ReplicaId | None = None
         self.log = log = LogView(stored.term_runs, stored.first_index, stored.last_index)
-        # Retention drops nothing but committed entries, whatever the hint remembers.
+        # Retention drops nothing but committed entries, even above the remembered hint.
         commit_index = max(min(stored.commit_index, stored.last_index), stored.first_index - 1)
         self.commit_index = LogIndex(commit_index)
         self.configurations = list(stored.configurations)

@@ -54,8 +54,7 @@ def examine_log(
 ) -> LogReport:
     """Read the whole log (or `only` one segment of it) and hand each verified frame to `visit`, in order.
 
-    Raises OSError when a file cannot be read; whatever the bytes are is a report.
-    """
+    Raises OSError when a file cannot be read; any bytes give a report."""
     report = LogReport(directory)
     names = segment_names(directory)
     chain: Chain | None = None

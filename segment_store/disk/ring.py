@@ -346,8 +346,8 @@ class RingDisk(ThreadDisk):
 
     def _prepare_chain(self, operation: _Operation, number: int) -> None:
         """Write, begin to write back, write the next, ... and sync. Beginning to write back neither waits nor
-        takes an error away from the sync. Whatever breaks the chain before its sync, the operation goes
-        again as a pair, from its start."""
+        takes an error away from the sync. After any break of the chain before its sync, the
+        operation goes again as a pair, from its start."""
         at = operation.offset
         operation.vectors = [_vector(piece) for piece in operation.pieces]
         last = len(operation.pieces) - 1

@@ -92,8 +92,8 @@ def write_resident(fd: int, offset: int, buffers: Sequence[Buffer]) -> bool:
 
 
 def sync_fully(fd: int) -> None:
-    """fdatasync once, whatever it says. Not os.fdatasync, which asks again after EINTR: the kernel may have
-    forgotten by then which pages were dirty."""
+    """fdatasync once; its error is never retried. Not os.fdatasync, which asks again after EINTR: the kernel
+    may have forgotten by then which pages were dirty."""
     _sync_once(_libc.fdatasync, fd)
 
 

@@ -1,10 +1,9 @@
 """Where each entry of one segment lies: pure. In memory compact arrays, on disk checksummed blocks.
 
 The index file is a sequence of blocks, each written by one append: a header and fixed-width entries. Only
-entries whose frames are known synced are ever written, so whatever verifies is knowledge: an entry in a
-good block that no longer verifies in the segment is damage, never a torn tail. A block that does not verify
-ends the file; what it held is found again by scanning the segment. Suffix truncation replaces the whole
-file before it touches the segment.
+entries whose frames are known synced are ever written. So an entry in a good block that no longer verifies in
+the segment is damage, never a torn tail. A block that does not verify ends the file; what it held is found
+again by scanning the segment. Suffix truncation replaces the whole file before it touches the segment.
 
 Blocks of version 1 have entries without the greatest timestamp of their records; such entries are read, and
 say that they do not know it.

@@ -2,9 +2,9 @@
 
 Law of this file: a mapping is made, filled from the page cache once, asked about, and unmapped. It is never
 read through, so that neither a failing disk nor a shorter file can end the process, and nothing but the one
-filling puts a page into it. A page that leaves the page cache leaves every page table first, so whatever is
-still present has been in the page cache, as the same memory, since before the filling returned. (Memory that
-the kernel moves is not present meanwhile, and afterwards holds the same bytes.)
+filling puts a page into it. A page that leaves the page cache leaves every page table first. So a page that
+is still present has been in the page cache, as the same memory, since before the filling returned. (Memory
+that the kernel moves is not present meanwhile, and afterwards holds the same bytes.)
 
 Each mapping is an area of its own: an unreadable page behind it keeps the kernel from joining two of the
 same file, since a fault in one area also fills in what lies around it, up to the area's end. Huge pages are

@@ -103,7 +103,7 @@ class Branch:
 async def read_parts(files: SegmentFiles, parts: Sequence[Part], branch: Branch) -> list[Frame | memoryview]:
     """The frames, those from the disk in the buffers they were read into, their stamps undecoded; fewer where
     a later one does not verify or was trimmed meanwhile. Raises Damaged and OffsetOutOfRange for the first,
-    and whatever Branch.check does."""
+    and all that Branch.check raises."""
     frames: list[Frame | memoryview] = []
     for part in parts:
         if isinstance(part, HeldFrames):

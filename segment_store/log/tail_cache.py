@@ -5,9 +5,8 @@ from shoal.format.batch import Frame, LogIndex
 
 
 class TailCache:
-    """Frames by index, contiguous up to the newest. Bounded by bytes, except that frames which are not on
-    the disk yet stay whatever they weigh (the log bounds those): this is the only place they can be read
-    from."""
+    """Frames by index, contiguous up to the newest. Bounded by bytes, except for frames that are not on the
+    disk yet. Those stay, since they can be read from nowhere else; the log bounds them."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes

@@ -299,8 +299,8 @@ _SEVERAL = re.compile(rb"[}\]]\s*[{\[]")
 
 
 def parse_raw(body: bytes, content_type: str | None, key: bytes | None) -> RecordColumns:
-    """The body is one value, whatever its type says; as OCTETS whatever is in it. Raises ShoalError:
-    ambiguous-body where it seems to be meant for several, too-large."""
+    """The body is one value of any media type; as OCTETS, of any bytes. Raises ShoalError: ambiguous-body
+    where it seems to be meant for several, too-large."""
     if len(body) > MAX_JSON_BYTES:
         raise ShoalError("too-large", f"a body that is one value may have at most {MAX_JSON_BYTES} bytes")
     essence = "" if content_type is None else _essence(content_type)

@@ -52,7 +52,7 @@ async def force_leave(call: Call) -> web.Response:
 
 
 async def partition_routes(call: Call) -> web.Response:
-    """Who leads what; blocks with ?after_version and ?wait."""
+    """The leaders of partitions; blocks with ?after_version and ?wait."""
     topic = call.query.get("topic")
     if topic is not None:
         call.context.broker.topic(topic)
@@ -97,7 +97,7 @@ async def leave(call: Call) -> web.Response:
 
 
 async def recover_preview(call: Call) -> web.Response:
-    """What recovering a partition of this agent by force would do; changes nothing."""
+    """The effect that a forced recovery of this agent's partition would have; changes nothing."""
     topic, partition = call.query.get("topic"), call.query.get("partition", "")
     if not topic:
         raise ShoalError("bad-request", "?topic=NAME&partition=N is wanted")

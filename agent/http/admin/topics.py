@@ -84,7 +84,7 @@ async def delete(call: Call) -> web.Response:
 
 
 async def kept(call: Call) -> web.Response:
-    """What live agents hold of topics that the catalog does not know."""
+    """The replicas on live agents of topics that the catalog does not know."""
     return json_response({"topics": await call.context.broker.kept_topics()})
 
 

@@ -47,7 +47,7 @@ class AnswerDeadline:
 
     @contextmanager
     def excused(self) -> Iterator[None]:
-        """What is waited for here is ours, not the reader's."""
+        """Time spent here is the agent's, and does not count against the reader."""
         began_s = self._now()
         yield
         late_s = self._now() - began_s
@@ -105,7 +105,7 @@ class SlowReader(ConnectionResetError):
 
 
 def too_little(stall_s: float, taken_bytes: int, least_bytes: int) -> str:
-    """What is said of such a reader."""
+    """The detail of a SlowReader."""
     if not taken_bytes:
         return f"the reader took nothing for {stall_s:g} s"
     return f"the reader took {taken_bytes} bytes in {stall_s:g} s; at least {least_bytes} were wanted"

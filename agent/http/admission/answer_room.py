@@ -1,8 +1,8 @@
-"""What answers hold in memory until their readers have taken them: bounded for all of them together.
+"""The memory of answers until their readers have taken them: bounded for all of them together.
 
-Law of this file: what does not fit is refused or waits, and only who has the selectors' turn may wait
-(selection.py): so few hold what is not counted yet. Part of the room is kept for small answers, so that
-readers of large ones who take their time do not keep out everybody else.
+Law of this file: an answer that does not fit is refused or waits. Only the request with the selectors' turn
+may wait (selection.py), so few hold memory that is not counted yet. Part of the room is kept for small
+answers, so that readers of large ones who take their time do not keep out everybody else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SMALL_SHARE = 8  # of the room one in so many is for small answers alone
 
 
 class AnswerRoom:
-    """One per agent. What it gives is taken from the gate's bytes as well."""
+    """One per agent. Its bytes count at the gate as well."""
 
     def __init__(self, gate: Gate, room_bytes: int) -> None:
         self._gate = gate
@@ -29,7 +29,7 @@ class AnswerRoom:
 
     def share(self, wanted_bytes: int) -> int:
         """How much of what one answer wants it gets now: an eighth of what is free, at least 1 MiB. So a few
-        readers that take their time leave room for others, whatever they asked for."""
+        slow readers leave room for others."""
         return min(wanted_bytes, max(MIB, (self._room_bytes - self.held_bytes) // ANSWER_SHARE))
 
     def _fits(self, size_bytes: int) -> bool:
@@ -88,7 +88,7 @@ class AnswerRoom:
 
 
 class AnswerReservation:
-    """What one request holds of the room."""
+    """One request's share of the room."""
 
     __slots__ = ("_room", "_wait_ms", "size_bytes")
 

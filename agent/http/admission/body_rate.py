@@ -12,11 +12,11 @@ from shoal.errors import ShoalError
 
 
 class BodyReservation:
-    """What one request holds of the gate's bytes, as its body comes and is used; a context that gives all of
-    it back.
+    """One request's share of the gate's bytes, as its body comes and is used. The context gives all of it
+    back at its end.
 
-    A place is held only while a part of the body is worked on (`with gate.place()`), never while it is
-    awaited: a slow sender keeps nobody else from working.
+    A place is held only while a part of the body is worked on (`with gate.place()`). A slow sender holds
+    none, so other requests go on.
     """
 
     __slots__ = ("_arriving_bytes", "_gate", "size_bytes")
@@ -45,7 +45,7 @@ class BodyReservation:
         self.size_bytes += size_bytes
 
     def complete(self) -> None:
-        """What has arrived is a whole now: it leaves the room of what is not."""
+        """The body is complete: its bytes leave the room of incomplete bodies."""
         self._gate.arriving_bytes -= self._arriving_bytes
         self._arriving_bytes = 0
 

@@ -85,12 +85,12 @@ class HttpLimits:
     relay_connections: int = 4_096
 
     def least_bytes(self, held_bytes: int) -> int:
-        """What a body has to bring within `body_stall_ms` while so many bytes of it are held."""
+        """The least bytes that a body brings within `body_stall_ms` while so many of it are held."""
         steady = self.body_bytes_per_s * self.body_stall_ms // 1000
         return max(1, steady, held_bytes // HELD_SHARE_WANTED)
 
     def least_taken_bytes(self, held_bytes: int) -> int:
-        """What a reader has to take within `send_stall_ms` while its answer holds so many bytes."""
+        """The least bytes that a reader takes within `send_stall_ms` while its answer holds so many."""
         steady = self.answer_bytes_per_s * self.send_stall_ms // 1000
         return max(1, steady, held_bytes // HELD_SHARE_WANTED)
 

@@ -1,4 +1,4 @@
-"""Who may talk to a port that has no password: not a web page of somebody else's.
+"""Origins that may use a port without a password: no web page of another site.
 
 A browser on the same machine or LAN reaches every agent. A foreign page's requests carry its `Origin`; a
 page that rebinds its own name to our address carries that name in `Host`. Both get 403
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from shoal.errors import ShoalError, shown
@@ -21,10 +20,10 @@ REMEMBERED_HOSTS_MAX = 1_024
 class HostPolicy:
     """Checks `Host` and `Origin`; one dictionary lookup for a host seen before."""
 
-    def __init__(self, own_url: str, allowed_hosts: Iterable[str]) -> None:
+    def __init__(self, own_url: str) -> None:
         own = urlsplit(own_url).hostname
         machine = socket.gethostname()
-        names = {"localhost", machine, machine.partition(".")[0], *allowed_hosts}
+        names = {"localhost", machine, machine.partition(".")[0]}
         if own:
             names.add(own)
         self._names = frozenset(name.lower() for name in names)

@@ -1,9 +1,8 @@
-"""Whose connections an agent has: clients', other agents', links. Clients cannot take what agents need.
+"""An agent's connections: clients', other agents', links. Clients cannot take what agents need.
 
-Law of this file: pure; front.py brings addresses and heads. A connection that finds all the clients'
-places taken is not refused before its head is read, if it comes from where a member lives: a link between
-agents, and what agents ask of each other, have places of their own. Links are counted by
-agent/peers/links.py.
+Law of this file: pure; front.py brings addresses and heads. Links between agents, and requests of agents,
+have places of their own. So a connection from a member's address is not refused before its head is read, even
+when all the clients' places are taken. Links are counted by agent/peers/links.py.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _FORWARDED: Final = re.compile(rb"\r\nshoal-forwarded-by:", re.IGNORECASE)
 
 
 class Place(Enum):
-    """Whose place a connection has."""
+    """The owner of a connection's place."""
 
     CLIENT = auto()
     AGENT = auto()
@@ -54,7 +53,7 @@ class Places:
         return self._taken[place]
 
     def of(self, holder: object) -> Place | None:
-        """What this connection has."""
+        """The place that this connection has."""
         return self._held.get(holder)
 
     def enter(self, holder: Holder, address: str | None) -> Place | None:
@@ -101,7 +100,7 @@ class Places:
 
 
 def wanted_place(head: bytes | bytearray) -> Place | None:
-    """What a connection is wanted for, by what it sent first; None while its head is incomplete."""
+    """The place that a connection wants, by its first bytes; None while its head is incomplete."""
     end = head.find(HEAD_END, 0, HEAD_BYTES_MAX)
     if end < 0:
         return Place.CLIENT if len(head) >= HEAD_BYTES_MAX else None

@@ -1,4 +1,4 @@
-"""What one route is to its users: the terms in which agent/http/api/operations.py lists them all.
+"""One route, as its users see it: the terms in which agent/http/api/operations.py lists them all.
 
 Pure values. The router takes method, path and the names of parameters from them, the description at
 /openapi.json everything; knows neither handlers nor requests.
@@ -27,7 +27,7 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Body:
-    """What a request may carry: a schema by media type. Not `required`: it may have none.
+    """A request's body: a schema by media type. Not `required`: it may have none.
 
     `example` is JSON.
     """
@@ -39,7 +39,7 @@ class Body:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """What comes back with one status: a schema by media type, and the names of Shoal's own headers."""
+    """The answer with one status: a schema by media type, and the names of Shoal's own headers."""
 
     description: str
     content: Mapping[str, Schema] = dataclasses.field(default_factory=dict)

@@ -1,7 +1,7 @@
 """All routes of the HTTP API, once: the router takes them from here, and so does /openapi.json.
 
-Pure values. Which method of which handler answers an operation is the handlers' to say, how it is found
-dispatch.py's; what stands here is what a client can send and gets back.
+Pure values. Only requests and answers stand here. Handlers name the operations that they answer, and
+dispatch.py finds them.
 """
 
 from __future__ import annotations

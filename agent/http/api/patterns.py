@@ -1,7 +1,8 @@
-"""What the texts of the HTTP API look like, as patterns for those who describe it (ECMA 262).
+"""Texts of the HTTP API as patterns, for its description (ECMA 262).
 
-Pure values. Each fits exactly what the server takes, as far as a pattern can say it: what a client checks by
-them is refused by no agent, and the reverse. Who reads such a text is parameters.py, cursors.py, records.py.
+Pure values. Each fits exactly the texts that the server takes, as far as a pattern can say it. A text that a
+client accepts by them is refused by no agent, and the reverse. Their readers are parameters.py, cursors.py
+and records.py.
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""What every handler needs: the request at hand, its parameters and body, the answer, the way to a leader."""
+"""Parts that every handler needs: the request at hand, its parameters and body, the answer, the way to a
+leader."""

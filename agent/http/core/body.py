@@ -106,8 +106,8 @@ async def read_body(call: Call, limit_bytes: int, receiving: BodyReservation | N
 
 
 async def stream_body(call: Call, receiving: BodyReservation) -> AsyncIterator[bytes]:
-    """The body as it comes, in pieces of at most aiohttp's read buffer, each counted by `receiving` until it
-    is dropped there; the sender is held back in between.
+    """The body as it comes, in pieces of at most aiohttp's read buffer. `receiving` counts each until it is
+    dropped there; the sender is held back in between.
     """
     content = call.request.content
     pace = Pace(call.context.limits)

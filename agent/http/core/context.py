@@ -1,4 +1,4 @@
-"""What a handler is given: the server's parts (Context) and the request at hand (Call)."""
+"""Arguments of a handler: the server's parts (Context) and the request at hand (Call)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Call:
         return duration_ms(self.query, "wait", 0, self.context.limits.wait_ms)
 
     def holding(self) -> AnswerReservation:
-        """What this request's answer is going to hold; release it at the end."""
+        """Memory for this request's answer; release it at the end."""
         return AnswerReservation(self.context.room, self.timeout_ms())
 
     def may_forward(self) -> bool:

@@ -24,7 +24,7 @@ Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
 # searched.
 REMEMBERED_PATHS_MAX = 1_024
 REMEMBERED_PATH_CHARACTERS_MAX = 512
-# What others call it.
+# Other names of it.
 MEANT = {
     "health": "/readyz (or /livez)", "healthz": "/readyz (or /livez)", "ready": "/readyz", "ping": "/livez",
     "status": "/v1/agent", "topics": "/v1/topics", "members": "/v1/members", "agent": "/v1/agent",

@@ -1,7 +1,7 @@
 """The form of server-sent events (WHATWG HTML, "Server-sent events"), and how one stream is kept.
 
-Knows neither members nor records. A stream holds one answer open: what it is given waits for the reader, no
-longer than a slow reader is given anywhere; silence is broken by comments; an agent that stops says so.
+Knows neither members nor records. A stream holds one answer open. Its events wait for the reader as long as
+any slow reader is given. Comments break silence, and an agent that stops says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A connection in aiohttp's hands: what it is given by the front that owns the transport, and whose it is.
 
-Law of this file: aiohttp's public names alone. Bytes, the end, and pauses come through the methods of
-asyncio.Protocol; the end of an answer is known in our own handler (app.py), which writes it.
+Law of this file: aiohttp's public names alone. Bytes, the end and pauses come through the methods of
+asyncio.Protocol. Our own handler (app.py) writes the answer and knows its end.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class HandedOver(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What never reached a handler: a request that is not HTTP, or a connection that has ended."""
+        """Called for requests that reach no handler: not HTTP, or on a connection that has ended."""
         if isinstance(exc, ConnectionError):
             raise exc
         logger.debug("rejected a connection from %s: %s", request.remote, message or exc)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 # Between two attempts while leadership moves; short beside an election (0.6 s), long beside a round trip.
 RETRY_PAUSE_SECONDS = 0.05
 MOVING_CODES: frozenset[ErrorCode] = frozenset(("not-leader", "no-leader"))
-# What an agent says that is leaving, or has just come: its leadership is about to be elsewhere.
+# Codes of an agent that is leaving or has just come: another agent is about to lead.
 PASSING_CODES: frozenset[ErrorCode] = MOVING_CODES | {"stopping", "not-ready"}
 DEPOSED_LOOK_SECONDS = 0.05  # short against an election; a leader that works has answered by then
 
@@ -31,8 +31,8 @@ async def while_it_leads(
     look_seconds: float = DEPOSED_LOOK_SECONDS,
 ) -> Reply:
     """The answer of the leader that was asked. ShoalError leadership-lost once another agent leads and the
-    first one is not heard: a leader that has stopped or is cut off may never answer, so the request has to
-    be asked again. A leader that has merely handed over does answer."""
+    first one is silent. A leader that has stopped or is cut off may never answer, so the caller has to ask
+    again. A leader that has merely handed over does answer."""
     asked = asyncio.ensure_future(exchange)
     try:
         while not (await asyncio.wait({asked}, timeout=look_seconds))[0]:
@@ -50,8 +50,8 @@ async def while_it_leads(
 
 
 class Led(NamedTuple):
-    """What has a leader: a partition, or the catalog. `find`: its leader, in so many milliseconds at most;
-    ShoalError no-leader when there is none in time."""
+    """A partition or the catalog, and how to find its leader. `find`: its leader, in so many milliseconds at
+    most; ShoalError no-leader when there is none in time."""
 
     name: str
     find: Callable[[int], Awaitable[Leader]]

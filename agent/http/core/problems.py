@@ -34,7 +34,7 @@ def problem_response(error: ShoalError, *, close: bool = False) -> web.Response:
 
 
 def not_a_request(reason: str) -> ShoalError:
-    """What is told of bytes that are no HTTP request, in the parser's words."""
+    """The error for bytes that are no HTTP request, in the parser's words."""
     advice = ""
     if "in url" in reason:
         advice = "; percent-encode what is not ASCII, as in ?key=schl%C3%BCssel"

@@ -32,9 +32,8 @@ async def send_parts(
 async def send_made(
     call: Call, pieces: Iterator[bytes], content_type: str, headers: Mapping[str, str], held_bytes: int
 ) -> web.StreamResponse:
-    """Answer 200 with what is made piece by piece, each when the one before has left: nobody else waits for
-    the whole, and none of it waits in memory but the `held_bytes` it is made of. A reader that stalls is cut
-    off."""
+    """Answer 200 with pieces, each made when the one before has left. Other requests run in between, and
+    memory holds only the `held_bytes` that the pieces are made of. A reader that stalls is cut off."""
     first: list[bytes] = []
     size = 0
     for piece in pieces:

@@ -59,7 +59,7 @@ def docs_page(operations: Iterable[Operation], introduction: str) -> str:
 
 
 def group_of(operation: Operation) -> str:
-    """What the operation is about: a chapter of the page, and a module of clients that are generated."""
+    """The operation's chapter of the page, and its module in generated clients."""
     if operation.path.endswith(("/records", "/batch")):
         return _RECORDS
     return next(title for title, prefix in _GROUPS if operation.path.startswith(prefix))
@@ -106,7 +106,7 @@ def _body(body: Body) -> str:
 
 
 def _members(schema: Schema, prefix: str) -> Iterator[tuple[str, str, str]]:
-    """What an object may have, its objects' and its lists' members behind their own."""
+    """An object's members; those of its objects and lists stand behind their own."""
     schema = _resolved(schema)
     for name, member in schema.get("properties", {}).items():
         at, member = f"{prefix}{name}", _resolved(member)
@@ -117,7 +117,7 @@ def _members(schema: Schema, prefix: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _resolved(schema: Schema) -> Schema:
-    """What a name stands for; of what may be null as well what it is otherwise."""
+    """The schema that a name stands for; of a nullable one the part that is not null."""
     if "$ref" in schema:
         return _resolved(SCHEMAS[schema["$ref"].rpartition("/")[2]])
     choices = [choice for choice in schema.get("anyOf", ()) if choice.get("type") != "null"]

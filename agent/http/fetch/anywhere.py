@@ -24,7 +24,7 @@ from shoal.agent.interface import Admit, Fetch, FetchRequest, Leader, Topic
 from shoal.errors import ShoalError
 from shoal.format.batch import END_OF_STREAM, MAX_FRAME_BYTES, BatchError, Offset, parse_stamp
 
-# What a reader that goes on and on rides out: leadership on its way, its host dying, too much at once.
+# Errors that a continuous reader waits out: leadership on its way, a dying host, overload.
 RETRIED_CODES = PASSING_CODES | {"timeout", "leadership-lost", "overloaded"}
 # Between two looks whether another leads by now: within an election's time, and cheap for who waits long.
 LOOK_SECONDS = 0.25
@@ -43,8 +43,8 @@ class FoundRows(NamedTuple):
 
 
 class WantedRows(NamedTuple):
-    """What to fetch: as many rows as fit `max_bytes` of memory, at least one, at most `limit`. `local`: from
-    this agent's own replica, if it can answer. `times_only`: of all columns the timestamps."""
+    """Rows to fetch: as many as fit `max_bytes` of memory, at least one, at most `limit`. `local`: from this
+    agent's own replica, if it can answer. `times_only`: of all columns the timestamps."""
 
     partition: int
     offset: int

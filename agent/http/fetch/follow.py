@@ -1,7 +1,7 @@
 """Records as an event stream without end: one source of events followed for one reader.
 
-What goes wrong before the first event is the answer's status; later it is a last event `problem`. Leadership
-that moves, or is nowhere for a while, is ridden out. Knows neither partitions nor cursors.
+An error before the first event is the answer's status; a later one is a last event `problem`. Leadership that
+moves, or is nowhere for a while, is ridden out. Knows neither partitions nor cursors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Source(ABC):
 
     @abstractmethod
     def pieces(self) -> Iterator[bytes]:
-        """What was found, as whole events."""
+        """The records found, as whole events."""
 
     @abstractmethod
     def close(self) -> None:

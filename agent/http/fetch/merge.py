@@ -1,9 +1,10 @@
 """Several partitions' records as one sequence: by timestamp, then partition, then offset.
 
-Pure. A partition's own records stay in the order of their offsets, so that a place in the sequence is one
-offset per partition: of the partitions' next records the one with the least (timestamp, partition) comes
-first. That is the order by (greatest timestamp so far in the partition, partition, offset), which is computed
-by column. A partition of which more is stored than is here holds back whatever may come behind it.
+Pure. Of the partitions' next records, the one with the least (timestamp, partition) comes first. A
+partition's own records stay in the order of their offsets, so a place in the sequence is one offset per
+partition. That is the order by (greatest timestamp so far in the partition, partition, offset), which is
+computed by column. A partition with more stored than fetched holds back all records that may come behind its
+next ones.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ STEP_ROWS_MIN = 8
 
 
 class Run:
-    """What is here of one partition and not merged yet. `ended`: behind it nothing is stored at present."""
+    """Fetched rows of one partition that are not merged yet. `ended`: behind it nothing is stored at
+    present."""
 
     __slots__ = ("ended", "offset", "partition", "rows", "size_bytes")
 
@@ -34,7 +36,7 @@ class Run:
         self.size_bytes = 0  # held for `rows`, for the reader's account
 
     def fill(self, rows: list[Rows], size_bytes: int, *, ended: bool) -> None:
-        """What was fetched; before it nothing is here."""
+        """Add fetched rows; none may be left from before."""
         assert not self.rows, "rows that wait come first"
         self.rows.extend(rows)
         self.size_bytes = size_bytes if rows else 0

@@ -170,7 +170,7 @@ def texts_of(
 
 
 class MergedSource(Source):
-    """What one reader of all partitions gets; begin the reader first."""
+    """The stream of one reader of all partitions; begin the reader first."""
 
     def __init__(self, call: Call, topic: Topic, rendering: Rendering, reader: MergedReader) -> None:
         super().__init__(rendering.limit)

@@ -1,7 +1,7 @@
 """Fetches the partitions of a topic from wherever they are led, and merges what has come.
 
-Bounded: each fetch, how many there are at once, what is kept of them (accounted for at the gate), and, but
-for a stream, their sum.
+Bounded: each fetch, the number at once, the rows kept (counted at the gate), and, but for a stream, their
+sum.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class MergedReader:
             raise
 
     def sent(self) -> None:
-        """What was merged so far has gone to the reader: only the rows that still wait are held."""
+        """The rows merged so far have gone to the reader: only those that still wait are held."""
         kept = sum(run.size_bytes for run in self._runs)
         self._holding.drop(self._holding.size_bytes - kept)
 

@@ -1,8 +1,8 @@
 """GET /v1/topics/{topic}/offsets: the ends of all partitions' logs, now or once one of them has passed a
 place.
 
-The offsets of a partition are its leader's; this agent asks them, one request to each leading agent, and
-waits there too, since a leader hears of a commit first. Nothing is kept between two requests.
+Only leaders know offsets. This agent sends one request to each leading agent, and waits there too, since a
+leader hears of a commit first. Nothing is kept between two requests.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from shoal.errors import ShoalError
 from shoal.format.batch import Offset
 from shoal.format.timestamps import format_time, parse_time
 
-# What another agent may say while leadership moves or its host dies: it is asked again, or another one is.
+# Codes of another agent while leadership moves or its host dies: that agent or another one is asked again.
 RETRIED_CODES = PASSING_CODES | {"timeout", "leadership-lost"}
 # Between two looks whether those that are asked still lead: within an election's time, and cheap.
 LOOK_SECONDS = 0.25
 
 
 async def offsets(call: Call) -> web.Response:
-    """The ends of every partition's log; with ?at=TIME also the first offset of then; with ?after and
-    ?wait not before a high watermark has passed its place, or the time is up. Without ?after all is news.
+    """The ends of every partition's log. With ?at=TIME also the first offset of then. With ?after and ?wait
+    it answers once a high watermark has passed its place, or the time is up. Without ?after all is news.
     """
     topic = call.context.broker.topic(call.arguments[0])
     try:

@@ -27,7 +27,7 @@ def resumed_offset(call: Call) -> int | None:
 
 
 class PartitionSource(Source):
-    """What one reader of one partition, wherever that is led, gets. `wanted`: from where on, and how much."""
+    """The stream of one reader of one partition, led by any agent. `wanted`: from where on, and how much."""
 
     def __init__(self, call: Call, topic: Topic, wanted: WantedRows, value_as: ValueAs) -> None:
         super().__init__(wanted.limit)
@@ -49,7 +49,7 @@ class PartitionSource(Source):
         return bool(found.rows)
 
     def pieces(self) -> Iterator[bytes]:
-        """What was fetched, as events, in pieces short enough for one slice of the loop."""
+        """The fetched records as events, in pieces short enough for one slice of the loop."""
         found = self._found
         if found is None or not found.rows:
             return

@@ -1,4 +1,4 @@
-"""What a fetch looks like to its reader: JSON, NDJSON, or the stored Arrow batches themselves."""
+"""The forms in which a reader gets a fetch: JSON, NDJSON, or the stored Arrow batches themselves."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A long answer that is read while it is sent: headers first, then piece by piece what the log gives.
 
 Law of this file: a piece goes from its buffer straight to the socket, before the next is read into the same
-buffer; what the log lends goes there uncopied. What the kernel does not take at once stays where it is until
-it does. What goes wrong after the headers have left ends the connection: never a byte of what did not verify,
-and never fewer bytes than promised that look like all. Where they come from is the log's matter.
+buffer. Pages that the log lends go there uncopied. Bytes that the kernel does not take at once stay in the
+buffer until it does. An error after the headers have left ends the connection. No byte that did not verify is
+sent, and a cut answer never looks whole. Where they come from is the log's matter.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def _send_by_transport(
 
 
 async def _send(pieces: Pieces, out: _DirectSocket, after: bytes, patience: AnswerDeadline) -> None:
-    """What is behind the pieces goes with the last of them, not as a packet of its own."""
+    """The bytes behind the pieces go with the last piece, not as a packet of their own."""
     left = pieces.size_bytes
     lent_bytes = 0
     await pieces.prepare_lending()

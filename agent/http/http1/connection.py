@@ -1,9 +1,9 @@
 """One server's connection: where it stands between requests and answers, without a socket.
 
-Pure. Bytes go in as they come, in any pieces; out come requests' heads, each with as much of its body as is
-there, then the rest of that body, and never a byte of the next request before this one was answered whole.
-A head that is not read strictly hands the connection over: it and all bytes behind it are another parser's.
-So no byte is ever read by two parsers that may disagree about it.
+Pure. Bytes go in as they come, in any pieces. Heads of requests come out, each with as much of its body as is
+there, then the rest of that body. The next request's bytes wait until this one is answered whole. A head that
+is not read strictly hands the connection over: it and all bytes behind it are another parser's. So no byte is
+ever read by two parsers that may disagree about it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HEAD_END_BYTES: Final = len(HEAD_END)
 
 
 class ConnectionState(Enum):
-    """What may come next."""
+    """The part of a request that may come next."""
 
     IDLE = auto()
     """A request, of which perhaps part of the head is held."""

@@ -40,8 +40,8 @@ _WITHOUT_BODY: Final = RequestHead(0)
 def read_head(data: bytes) -> RequestHead | None:
     """`data`: everything up to and including the empty line.
 
-    Not read: an older version, a target that is no path, a folded line, a header of framing that is there
-    twice, a transfer coding, an upgrade, a connection that is to end, a missing Host.
+    None for an older version, a target that is no path, a folded line, a framing header that is there twice,
+    or a transfer coding. Also None for an upgrade, a connection that is to end, or a missing Host.
     """
     if _HEAD.fullmatch(data) is None:
         return None

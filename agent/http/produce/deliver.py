@@ -37,7 +37,7 @@ KEY_ROUTED = "Shoal-Key-Routed"
 
 
 class Options(NamedTuple):
-    """What a produce request asks beside its records."""
+    """A produce request's options."""
 
     acks: Acks
     timeout_ms: int

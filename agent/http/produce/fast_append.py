@@ -41,7 +41,7 @@ from shoal.format.batch import MAX_BODY_BYTES, STAMP_BYTES, BatchError
 # Before an Arrow body, so that the stamped head fits in front of the batch even where the stream's schema is
 # shorter than the stamp. A multiple of 16: batches are stored, checked and sent from where they lie.
 LEAD_BYTES: Final = 256
-# The largest stored batch, with what a stream has around it. Whatever its size, a batch is checked in one
+# The largest stored batch, with what a stream has around it. A batch of any size is checked in one
 # turn of the loop, this way as on the ordinary one.
 PLACED_BYTES_MAX: Final = MAX_BODY_BYTES + 64 * KIB
 # Heads remembered: a client sends the same one all the time, but for a producer's sequence, which counts

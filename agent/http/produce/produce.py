@@ -1,8 +1,8 @@
 """POST /v1/topics/{topic}/records and .../partitions/{p}/records: options, chunks, deliveries, one answer.
 
-The way of a request: decode.py makes chunks of the body, split() deals a chunk to partitions, deliver.py
-appends each part where it is led, Production adds up what happened. A request is not atomic; its answer
-says what was stored.
+decode.py makes chunks of the body, and split() deals a chunk to partitions. deliver.py appends each part
+where it is led, and Production adds up the outcomes. A request is not atomic; its answer says what was
+stored.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def produce(call: Call) -> web.StreamResponse:
             # One sequence of a producer has to be one append a partition.
             at_once = options.producer is not None
             chunks = decode_stream(call, media, production.schema(), receiving, at_once=at_once)
-            await production.stream(chunks, receiving)
+            await production.stream(chunks)
         else:
             body = await read_body(call, call.context.limits.body_bytes, receiving)
             with gate.place():
@@ -141,7 +141,7 @@ def _header_number(name: str, text: str, high: int) -> int:
 
 
 class Production:
-    """What one produce request has done so far."""
+    """The outcome of one produce request so far."""
 
     __slots__ = (
         "_call", "_count", "_created", "_duplicates", "_name", "_options", "_partition", "_ranges", "_topic",
@@ -168,10 +168,10 @@ class Production:
             )
 
     def schema(self) -> pa.Schema:
-        """What Arrow records have to look like; a topic that does not exist yet will have the default."""
+        """The schema of Arrow records; a topic that does not exist yet will have the default."""
         return DEFAULT_SCHEMA if self._topic is None else self._topic.schema
 
-    async def stream(self, chunks: AsyncIterator[Chunk], receiving: BodyReservation) -> None:
+    async def stream(self, chunks: AsyncIterator[Chunk]) -> None:
         """Append chunk after chunk, with a place for each. With a producer the request is one sequence, so it
         must be one chunk."""
         held_back: Chunk | None = None

@@ -1,7 +1,7 @@
 """Stored rows as text, in pieces of which each is one short slice of the loop.
 
-Pure. Rows that are small are rendered together; one that is not is rendered part by part: its strings by
-stretches that end between two characters, its headers by the dozen. What comes out is the same to the byte.
+Pure. Small rows are rendered together. A large one is rendered part by part: its strings by stretches that
+end between two characters, its headers by the dozen. Both ways give the same bytes.
 """
 
 from __future__ import annotations

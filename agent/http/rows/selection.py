@@ -1,9 +1,9 @@
 """Which stored rows go into an answer: from an offset on, so many and so many bytes of them, one in any case.
 
-Law of this file: what is chosen is bounded by what it takes in memory, not by what it takes on the disk, and
-nothing else of what was read or unpacked is kept. What is large is read and unpacked by one request at a
-time, on a thread of its own: 64 MiB unpacked (MAX_UNCOMPRESSED_BYTES) and one frame are what all of them
-together need beside what they have chosen. Knows neither forms nor sockets.
+Law of this file: chosen rows are bounded by their size in memory, not on disk. Nothing else that was read or
+unpacked is kept. Large records are read and unpacked by one request at a time, on a thread of its own. So all
+requests together need 64 MiB unpacked (MAX_UNCOMPRESSED_BYTES) and one frame, beside their chosen rows. Knows
+neither forms nor sockets.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Turn:
 
 
 class _Selection:
-    """What has been chosen so far."""
+    """The rows chosen so far."""
 
     def __init__(self, portion: Portion) -> None:
         self.portion = portion

@@ -1,7 +1,7 @@
 """Which entries of one log are being copied from here, and so must stay: pure (safety 15, 27).
 
-A copy that asks for nothing more for PIN_MS is given up: whoever makes it has died, or copies from another
-agent now, and a head that stays for ever would fill the disk.
+A copy that asks for nothing more for PIN_MS is given up. Its receiver has died or copies from another agent
+now, and a head that stays for ever would fill the disk.
 
 The source of copies writes these leases, the trimmer and the rebalancer read them. The replica carries them,
 so that they end with it, and has no other part in them.

@@ -281,7 +281,7 @@ class ProducerTable:
         index: LogIndex,
         elapsed_us: int,
     ) -> None:
-        """Fold one appended range. The log is the truth: whatever it holds is recorded, without a second
+        """Fold one appended range. The log is the truth: its sequences are recorded without a second
         check."""
         self._forget(index, elapsed_us)
         if producer.in_lanes:
@@ -332,7 +332,7 @@ class ProducerTable:
         self.size_bytes += known.size_bytes
 
     def _forget(self, index: LogIndex, elapsed_us: int) -> None:
-        """Whoever has been silent for a day; for a full table's sake, for the window."""
+        """Producers that have been silent for a day; in a full table, for the window."""
         while self._entries:
             silent_us = elapsed_us - next(iter(self._entries.values())).last_us
             if silent_us <= (self._window_us if self.size_bytes >= self._max_bytes else self._expiry_us):

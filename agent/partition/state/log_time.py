@@ -1,4 +1,4 @@
-"""What time it is for a log, whatever a wall clock says for a moment: pure (safety 17).
+"""The time of a log, which a wall clock's jump does not move: pure (safety 17).
 
 Three answers, each from plain numbers. `SteadyClock`: which time this agent believes; a wall clock that jumps
 is not followed until it has stayed where it jumped to, or peers have the same. `LogTime`: which append time

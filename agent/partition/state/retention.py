@@ -89,7 +89,7 @@ def droppable(spans: Sequence[Span], index: int) -> int:
 
 
 def known_from(spans: Sequence[Span], offset: int) -> LogIndex:
-    """Where the log may begin for whoever has the records before the offset elsewhere."""
+    """Where the log may begin for an owner that has the records before the offset elsewhere."""
     return max((span.first_index for span in spans if span.first_offset <= offset), default=LogIndex(0))
 
 
@@ -113,7 +113,7 @@ class PeerDifferences:
 
     def majority_agrees(self, own_id: str, own_offset_us: int, voters: Sequence[str], now_ms: int) -> bool:
         """Whether this agent and those voters that were heard lately, and are at most a minute off, are a
-        majority of the voters. Who was not heard agrees with nobody."""
+        majority of the voters. A clock that was not heard agrees with none."""
         agreeing = sum(
             voter == own_id
             or (

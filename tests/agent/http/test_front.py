@@ -103,7 +103,7 @@ class Side:
         self.broker.url = "http://localhost:1"
         self.broker.cluster.create("t")
         self.context = Context(self.broker, LIMITS, Forwarder(self.broker.agent_id, LIMITS))
-        dispatcher = Dispatcher(self.context, ())
+        dispatcher = Dispatcher(self.context)
         self.transport = MemoryTransport()
         self._dispatcher = dispatcher
         self._at_work = 0

@@ -27,7 +27,7 @@ def routed() -> list[Operation]:
     """What the router of an agent finds, in any order."""
     limits = HttpLimits()
     broker = FakeCluster().add("one")
-    dispatcher = Dispatcher(Context(broker, limits, Forwarder(broker.agent_id, limits)), ())
+    dispatcher = Dispatcher(Context(broker, limits, Forwarder(broker.agent_id, limits)))
     found: list[Operation] = []
 
     def walk(node: Node) -> None:
