@@ -85,7 +85,7 @@ async def find_cluster(node: Node, pool: Pool, say: Callable[[str], None]) -> Cl
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What an agent has of its cluster."""
+    """An agent's parts of its cluster."""
 
     node: Node
     joined: Joined

@@ -26,7 +26,7 @@ from shoal.segment_store.disk.disk import Disk, open_disk
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """What the directory holds.
+    """The contents of the directory.
 
     `config`: with the cluster that the directory belongs to. `record`: None while it belongs to none.
     `power_held`: the machine has been on since this agent last ran here.

@@ -53,7 +53,7 @@ class Pieces(Protocol):
         """Call it once before `lend`, where the answer can send what is lent."""
 
     def lend(self) -> Lent | None:
-        """What comes next, if it is known to be good without being read; None where it has to be."""
+        """The next piece, if it is known to be good without being read; None where it has to be."""
 
     def at_once(self) -> bytes | memoryview | None:
         """As `next`, if that takes no waiting and nothing is wrong; None where `next` has to be awaited."""

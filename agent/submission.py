@@ -1,6 +1,6 @@
 """The values of an append: made once by a front door, and handed on as they are to the replica that leads.
 
-Law of this file: values only. What a submission means for the log stands in agent/partition/appender.py.
+Law of this file: values only. The meaning of a submission for the log stands in agent/partition/appender.py.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ LONG_FILES: dict[str, int] = {
 DOUBLE_CLASS_NAMES = 38
 SHORT_HELPERS = 156
 WORDS_MAX = 25
-LONG_SENTENCES = 341
-SENTENCES_WITH_WHAT = 181
+LONG_SENTENCES = 322
+SENTENCES_WITH_WHAT = 86
 FOREIGN_PRIVATES: dict[str, int] = {}
 """Private attributes of other packages' classes: in these files and nowhere else."""
 

@@ -1,8 +1,7 @@
 """From an empty directory to a member of a cluster: the shell around rules.py.
 
-Law of this file: it watches the roster, asks bootstrap.decide(), and carries the decision out. What it
-returns has been written to the disk: first the cluster's record, then the identity that names the cluster
-(safety 2, 6).
+Law of this file: it watches the roster, asks bootstrap.decide(), and carries the decision out. Before it
+returns, the cluster's record is on the disk, and after it the identity that names the cluster (safety 2, 6).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class IntroductionError(Exception):
 
 
 class Introduction(NamedTuple):
-    """What one member says of itself and its cluster."""
+    """One member's words about itself and its cluster."""
 
     agent_id: str
     cluster: str

@@ -1,7 +1,7 @@
 """May this empty agent found a cluster, join one, or must it wait?
 
-Law of this file: pure. It looks at one frozen View of what gossip shows and answers with one Decision; the
-shell (agent.py) carries it out and asks again whenever the view changes or `until_ms` arrives. No clock, no
+Law of this file: pure. It looks at one frozen View of gossip and answers with one Decision. The shell
+(cluster_finder.py) carries it out, and asks again when the view changes or `until_ms` arrives. No clock, no
 chance, no I/O.
 
 The rules are safety 6. With seeds or an expected number of members an agent founds no cluster before contact,
@@ -25,7 +25,7 @@ LARGE_CATALOG_VOTERS = 5  # from five members on; more voters would only slow th
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What an agent without a cluster knows. Times are monotonic milliseconds."""
+    """The knowledge of an agent without a cluster. Times are monotonic milliseconds."""
 
     agent_id: str
     peers: Sequence[Peer]  # live, of our cluster name, without ourselves

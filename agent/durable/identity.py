@@ -214,7 +214,7 @@ class HardStateFile(_Store):
     """Term and vote of every replica here, in one group-committed file (safety 3).
 
     Beside them stands how far each log must reach at least (`floor`). Before its index is written, only the
-    newest segment says what it holds: a log that has lost it would look as if it had never had it.
+    newest segment tells its contents. A log that has lost it would look as if it had never had it.
     """
 
     @classmethod

@@ -1,1 +1,1 @@
-"""What has changed, as a counter that is waited for and as a feed that is followed."""
+"""Changes, as a counter that is waited for and as a feed that is followed."""

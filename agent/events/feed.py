@@ -1,4 +1,4 @@
-"""What happened, numbered and kept for a while: the source of GET /v1/events.
+"""Events, numbered and kept for a while: the source of GET /v1/events.
 
 Law of this file: one event loop, no threads; the content of events is not known here. All listeners read one
 bounded history, each at its own place. A slow one costs nothing; it is dropped, and told so, once the history
@@ -57,7 +57,7 @@ class EventFeed:
             listener.news.set()
 
     def event_id(self, number: int) -> str:
-        """What a client sends back as Last-Event-ID."""
+        """The id that a client sends back as Last-Event-ID."""
         return f"{self.run}.{number}"
 
     def place_after(self, event_id: str | None) -> int | None:

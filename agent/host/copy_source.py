@@ -1,9 +1,9 @@
 """The sender's side of catch-up by segments: tells a follower what is gone, and lends it entries.
 
 Law of this file: a follower whose next entry was trimmed copies the log beside Raft (safety 27). The leader
-tells it where the log begins, again and again until the follower holds that entry; any replica lends what is
-committed, a leader also the rest of its term's log. What is being copied stays (copy_leases.py). What the
-receiver does with it stands in copy_target.py.
+tells it where the log begins, again and again until the follower holds that entry. Any replica lends
+committed entries, a leader also the rest of its term's log. Entries that are being copied stay
+(copy_leases.py). The receiver's side stands in copy_target.py.
 """
 
 import asyncio
@@ -117,7 +117,7 @@ class CopySource:
 
 
 def _lendable(replica: Replica) -> LogIndex:
-    """What the log holds for certain: a leader's whole log, of any other what is committed."""
+    """The certain part of the log: all of a leader's, of any other the committed entries."""
     if replica.is_leader and not replica.disk.log_is_behind:
         return LogIndex(min(replica.core.last_index, replica.log.last_index))
     return replica.readable_index

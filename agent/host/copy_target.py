@@ -4,14 +4,13 @@ Law of this file: the copy is made in a side directory, through an ordinary log 
 the whole chain and syncs; it counts from one durable record on (opener.py), and until then the old log does.
 Replica id, term and vote stay.
 
-What may replace what: the copy holds only entries that are committed, and reaches as far as the replica's own
-log, so that nothing this replica ever acknowledged and that counts is missing (section 5.4 of the Raft
-paper). Where the own log is longer than what is committed, its end may count still: then the copy goes on to
-the end of a leader's log, which stands for an AppendEntries of that leader's term, and counts only if no
-newer term is known here.
+The copy holds only committed entries and reaches as far as the replica's own log. So no entry is missing that
+this replica acknowledged and that counts (section 5.4 of the Raft paper). The own log's uncommitted end may
+count still. Then the copy goes on to the end of a leader's log, which stands for an AppendEntries of that
+leader's term. It counts only if no newer term is known here.
 
-A state machine's replica takes no copy that begins beyond what it has saved of its state: so every replica
-has the whole state, in that and its log.
+A state machine's replica takes no copy that begins beyond its saved state. So every replica has the whole
+state, in that and its log.
 """
 
 import asyncio
@@ -90,8 +89,8 @@ class CopyTarget:
         if offer.receiver != replica.replica_id or offer.term < core.term:
             raise ShoalError("bad-request", "the offer is for another replica, or of an older term")
         if offer.first_index < core.first_index or core.term_at(offer.first_index) == offer.first_term:
-            # What lies before this log was committed, and so is in the leader's: one that was trimmed further
-            # than the leader's own (each replica of the catalog trims its log by itself) lacks nothing.
+            # Entries before this log were committed, and so are in the leader's. A log that was trimmed
+            # further than the leader's lacks nothing (each replica of the catalog trims by itself).
             return encode_held(core.last_index)
         job = self._jobs.get(group)
         if job is not None:

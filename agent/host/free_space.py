@@ -1,8 +1,7 @@
 """How much room the disk has, and for what it suffices.
 
-Law of this file: the fuller the disk, the fewer may write: first no client's records, then no leader's
-entries either, so that to the end there is room for what empties it: trims, and the catalog's changes with
-the state they are saved in.
+Law of this file: the fuller the disk, the fewer may write. Clients' records are refused first, then leaders'
+entries. So room is left for the changes that empty it: trims, and the catalog's with its saved state.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ SMALL_APPEND_BYTES = 4096
 
 
 class FreeSpace:
-    """One per host. What is taken counts as used at once: a burst between two looks would fill the disk."""
+    """One per host. Bytes that are taken count as used at once: a burst between two looks would fill the
+    disk."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk

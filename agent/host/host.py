@@ -1,9 +1,8 @@
 """The host: every replica of this agent, and what clients and peers want of them.
 
-Law of this file: it finds the replica and passes on. When a replica gets its turn stands in scheduler.py,
-what it does then in replica.py, how it is opened in opener.py, how appends and reads are answered in
-appender.py and reader.py. A replica that is lost, damaged or failed is a status here and never an obstacle to
-the others.
+Law of this file: it finds the replica and passes on. Turns of replicas stand in scheduler.py, their work in
+replica.py, their opening in opener.py. appender.py and reader.py answer appends and reads. A replica that is
+lost, damaged or failed is a status here and never an obstacle to the others.
 """
 
 import asyncio
@@ -245,7 +244,7 @@ class Host:
         self.log_repair.found(group)
 
     def stored_term(self, group: GroupId) -> Term:
-        """What the disk knows for certain that this replica has entered."""
+        """The term that this replica has entered, by the disk."""
         stored = self._stores.hard_states.get(group)
         return Term(0) if stored is None else stored[1].term
 
@@ -286,7 +285,7 @@ class Host:
         return None if entry is None or entry.replica.failure else entry.replica.state.configurations[0]
 
     def replica_records(self) -> Iterator[ReplicaRecord]:
-        """What the registry knows of this agent's replicas, open or not."""
+        """The registry's records of this agent's replicas, open or not."""
         return iter(self._stores.registry)
 
     def replica_record(self, group: GroupId) -> ReplicaRecord | None:
@@ -329,7 +328,7 @@ class Host:
                 replica.core.set_colocated(agents)
 
     def set_retention(self, group: GroupId, retention: Retention) -> None:
-        """What the group keeps from now on; a replica that does not serve keeps everything."""
+        """Set the group's retention; a replica that does not serve keeps everything."""
         entry = self._groups.get(group)
         if entry is not None:
             entry.replica.plan = replace(entry.replica.plan, retention=retention)
@@ -399,7 +398,7 @@ class Host:
     def _for_append(
         self, group: GroupId, size_bytes: int = 0, *, least_bytes: int = MIN_FREE_BYTES
     ) -> OpenGroup:
-        """What is taken now counts as used, or a burst between two looks at the disk would fill it."""
+        """Bytes taken now count as used, or a burst between two looks at the disk would fill it."""
         entry = self._groups.get(group)
         if entry is None:
             self._refuse_absent(group)

@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 async def hand_over_all(led: Sequence[Replica], timeout_ms: int) -> int:
     """Hand over every leadership that another voter can take; how many moved within the time.
 
-    What the chosen voter did not take in time is offered again; what nobody can take is not waited for long.
+    A leadership that the chosen voter did not take in time is offered again. One that no voter can take is
+    not waited for long.
     """
     leading = [replica for replica in led if len(replica.core.configuration.voters) > 1]
     if not leading:

@@ -1,7 +1,7 @@
 """Replicas here of which the catalog has not taken the birth: which they are, and who waits for news of them.
 
-Law of this file: it remembers and passes on. What a replica does meanwhile is replica.py's business, who is
-told births.py's, which births are given up the catalog's.
+Law of this file: it remembers and passes on. The replica's work meanwhile is replica.py's business. births.py
+tells the catalog, and the catalog gives births up.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What peers' replicas say, given to the replicas here.
+"""Messages of peers' replicas, given to the replicas here.
 
 Law of this file: it finds the replica and passes on. A frame that is none costs the link; a bug met by one
 group's message costs that replica, not the link and all groups behind it.

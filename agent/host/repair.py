@@ -1,14 +1,14 @@
 """Damage is mended from peers: the exact bytes of an entry, from any intact copy of it (safety 10).
 
 Law of this file: who is asked, how often, and what the answers mean; how bytes get into their place stands in
-segment_store/check/repair.py. A replica that runs goes on while it is mended: the range answers `damaged`,
-and its core knows that it is handicapped; a leader leads on, since what it cannot mend nobody could serve.
+segment_store/check/repair.py. A replica that runs goes on during repair: the range answers `damaged`, and its
+core knows the damage. A leader leads on, since no other replica could serve entries that it cannot repair.
 One whose log cannot be folded for damage is mended before it speaks.
 
-What no peer has is dropped when so many voters hold intact logs without it that it was never committed. It is
-quarantined when all voters have answered and none has it intact: the replica goes on around it, loudly, and
-asks on. Otherwise it waits; where a peer has trimmed it, for
-another replica in its place. Nothing is ever cut because a checksum is wrong.
+An entry that no peer has is dropped when so many voters hold intact logs without it that it was never
+committed. It is quarantined when all voters have answered and none has it intact: the replica goes on around
+it, loudly, and asks on. Otherwise it waits; where a peer has trimmed it, for another replica in its place.
+Nothing is ever cut because a checksum is wrong.
 """
 
 import asyncio

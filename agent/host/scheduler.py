@@ -108,7 +108,7 @@ class Scheduler:
         """Give the scheduled replicas their turn: now where the burst came alone or `at_once`, else soon."""
         scheduled, ready = self._scheduled, self._ready
         if ready is None:
-            # What runs in this round and the next; asyncio's own loop tells, another one need not.
+            # Callbacks of this round and the next; asyncio's own loop tells them, another one need not.
             ready = self._ready = getattr(asyncio.get_running_loop(), "_ready", _UNTOLD)
         if at_once or len(ready) == (scheduled is not None):
             if scheduled is not None:
@@ -224,8 +224,8 @@ class Scheduler:
                 self._push_deadline(replica, now_ms + CAMPAIGN_PAUSE_MS)
 
     def _may_wake(self, replica: Replica, now_ms: int) -> bool:
-        """Whether it would not begin an election now, or there is room for one more. What else such a replica
-        has to do can wait as well."""
+        """Whether it would not begin an election now, or there is room for one more. Other work of such a
+        replica can wait as well."""
         deadline_ms = replica.core.deadline()
         asks = deadline_ms is not None and deadline_ms <= now_ms and replica.core.role is not Role.LEADER
         if not asks or replica in self._campaigning:

@@ -1,9 +1,9 @@
 """Reads every stored byte of this agent again and again, slowly, to find damage before a reader does.
 
-Law of this file: it keeps time and rate. What a look does stands in segment_store/check/scrub.py, what a
-finding is in segment_store/check/damage.py; what becomes of one is repair.py's business. One
-look at a time over all replicas, of bounded size, at most `bytes_per_s` on the average; where it stopped is
-remembered over restarts, so that an agent that never runs for long gets around too.
+Law of this file: it keeps time and rate. One look stands in segment_store/check/scrub.py, findings in
+segment_store/check/damage.py; repair.py acts on them. One look at a time over all replicas, of bounded size,
+at most `bytes_per_s` on the average; where it stopped is remembered over restarts, so that an agent that
+never runs for long gets around too.
 """
 
 import asyncio

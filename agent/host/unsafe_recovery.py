@@ -1,7 +1,7 @@
 """A partition whose majority is gone for good: one survivor goes on alone, because an operator says so.
 
-Law of this file: nothing here happens by itself. What is acknowledged and only stood on the lost replicas is
-lost; what stood on the survivor and was never acknowledged counts from now on. So it is refused while the
+Law of this file: nothing here happens by itself. Acknowledged records that only the lost replicas had are
+lost. Records of the survivor that were never acknowledged count from now on. So it is refused while the
 voters that answer could elect a leader, and where another survivor has more.
 
 The survivor begins a new epoch: the upper bits of the term count them, so that no entry and no vote of the
@@ -53,8 +53,9 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """What would happen. `positions`: of the replicas that answer, by agent, this one's included. `silent`:
-    voters that do not answer, or have no replica that works. `refusal`: why it must not be done, or None."""
+    """The effect of a recovery. `positions`: of the replicas that answer, by agent, this one's included.
+    `silent`: voters that do not answer, or have no replica that works. `refusal`: why it must not be done, or
+    None."""
 
     own: Position
     positions: Mapping[str, Position]
@@ -62,7 +63,7 @@ class Assessment:
     refusal: str | None
 
     def document(self, topic: str, partition: int, names: Mapping[str, str]) -> dict[str, Any]:
-        """What GET and POST /v1/agent/recover answer. names: of agents, by id."""
+        """The answer of GET and POST /v1/agent/recover. names: of agents, by id."""
         return {
             "topic": topic,
             "partition": partition,

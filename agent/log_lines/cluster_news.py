@@ -1,8 +1,8 @@
-"""What an operator hears of the cluster: which changes become log lines, of what, and how often.
+"""Log lines about the cluster: the changes that become lines, and how often.
 
 Law of this file: pure. Members and partitions come in by their names, lines come out. Lines of one event are
 at least INTERVAL_MS apart, however many members or partitions change: a line names a few and counts the rest.
-What goes and comes back before it was told is not told.
+A change that is undone before it was told is not told.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class ClusterNews:
         return min(times, default=None)
 
     def lines(self, now_ms: int) -> list[Line]:
-        """What is due."""
+        """The lines that are due."""
         for where, since_ms in self._leaderless_ms.items():
             if now_ms - since_ms >= LEADERLESS_MS and where not in self._told_leaderless:
                 self._told_leaderless.add(where)

@@ -63,12 +63,12 @@ _CURRENT: ContextVar[Names] = ContextVar("names", default=Names())  # noqa: B039
 
 
 def agent_name(agent_id: str) -> str:
-    """What people call the agent, as far as the agent whose code this is knows."""
+    """The agent's name among people, as far as this agent knows it."""
     return _CURRENT.get().agent(agent_id)
 
 
 def topic_name(topic_id: bytes) -> str:
-    """What people call the topic."""
+    """The topic's name among people."""
     return _CURRENT.get().topic(topic_id)
 
 

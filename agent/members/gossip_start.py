@@ -1,7 +1,7 @@
 """Into the gossip pool: by the agent's own gossip, or through a Serf agent that already runs.
 
-Law of this file: it turns the configuration into a started Gossip and says what stands in the way; what the
-pool then shows is the roster's business.
+Law of this file: it turns the configuration into a started Gossip, or says why it cannot. The pool's members
+are the roster's business.
 """
 
 from __future__ import annotations

@@ -317,7 +317,7 @@ class Roster:
         )
 
     def catalog_versions(self) -> dict[str, CatalogVersion]:
-        """What live peers gossip; a tag that is no version counts as the lowest."""
+        """Versions that live peers gossip; a tag that is no version counts as the lowest."""
         live = set(self.live_peers())
         return {
             member.name: version_from_text(member.tags.get(TAG_CATALOG, ""))
@@ -326,7 +326,7 @@ class Roster:
         }
 
     def placement_versions(self) -> dict[str, tuple[str, int]]:
-        """What live peers gossip: (run, placement version)."""
+        """The (run, placement version) that live peers gossip."""
         live = set(self.live_peers())
         versions = {}
         for member in self._members:

@@ -1,4 +1,4 @@
-"""What agents say of themselves in their gossip tags, and what a member's tags make of it."""
+"""Gossip tags of agents, and the facts about a member that follow from its tags."""
 
 from __future__ import annotations
 

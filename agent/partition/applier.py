@@ -1,8 +1,8 @@
 """Committed batches, handed to a group's state machine in order.
 
 Law of this file: each committed DATA frame in order, from the first on whose records the state machine does
-not have. What it has, from a copy that it keeps or from a peer, is not read again, so that a start costs no
-more than what came since. Frames are read from the log asynchronously.
+not have. Commands in its saved or copied state are not read again, so a start costs no more than the later
+ones. Frames are read from the log asynchronously.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What a replica tells the objects around it, in the turn in which it happens.
+"""Events that a replica tells the objects around it, in the turn in which they happen.
 
 Law of this file: an observer is given to the replica when that is built, and learns nothing in another way.
 A notification neither waits nor raises.

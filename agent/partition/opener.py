@@ -118,7 +118,7 @@ class UnknownReplica(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """What every replica of an agent shares."""
+    """Parts that every replica of an agent shares."""
 
     disk: Disk
     data_directory: str
@@ -134,7 +134,7 @@ class Stores:
         object.__setattr__(self, "new_directories", NewDirectories(self.disk))
 
     def identity(self, group: GroupId) -> LogIdentity:
-        """What the checksums of the partition's frames are seeded with."""
+        """The seed of the checksums of the partition's frames."""
         return LogIdentity(self.cluster_id, group.topic_id, group.partition)
 
     def directory(self, group: GroupId) -> str:

@@ -32,7 +32,8 @@ WRITTEN_POLL_MS = 2
 
 
 class FetchPieces:
-    """The frames of a long fetch, read while they are sent. What it meets is told as any other read's."""
+    """The frames of a long fetch, read while they are sent. Damage that it meets is told as any other
+    read's."""
 
     def __init__(self, replica: Replica, stored: StoredPieces) -> None:
         self._replica = replica
@@ -168,8 +169,7 @@ class Reader(ReplicaObserver):
         """Whether the high watermark has passed the offset (it lies beyond it): at once if it has, else when
         it does. False when the time is up, or this replica leads no longer. Raises ShoalError.
 
-        What is committed stays so: yes needs no read index, and no is no statement about the end.
-        """
+        Committed entries stay so: yes needs no read index, and no is no statement about the end."""
         replica = self._replica
         replica.require_leader()
         deadline_ms = replica.host.clock.now_ms() + wait_ms

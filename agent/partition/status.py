@@ -1,4 +1,4 @@
-"""What a host says of its replicas: frozen values for routes, status pages and metrics."""
+"""The status of replicas: frozen values for routes, status pages and metrics."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from shoal.segment_store.check.damage import DamagedRange
 
 
 class ServingState(StrEnum):
-    """What may be expected of a replica here. Status documents show the values."""
+    """Whether a replica here serves, and if not, why. Status documents show the values."""
 
     ACTIVE = "active"
     INSTALLING = "installing"

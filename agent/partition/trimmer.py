@@ -1,8 +1,8 @@
 """One replica's head: a leader proposes what may go, every replica drops it once that is committed.
 
-Law of this file: what may go is decided in retention.py, what is committed by the group; here the answer is
-carried to the log and to the core, in this order and in one step, so that neither names what the other has
-dropped. Files go behind the log's own writes.
+Law of this file: retention.py decides which entries may go, the group which are committed. Here the log and
+then the core drop them, in one step, so that neither names entries that the other has dropped. Files go
+behind the log's own writes.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class Trimmer(ReplicaObserver):
         self.committed()
 
     def role_changed(self) -> None:
-        """What was appended until now is nobody's whose clock is known here."""
+        """The clock behind the entries until now is not known here."""
         self._note(by_this_leader=False)
 
     def committed(self) -> None:
@@ -84,8 +84,8 @@ class Trimmer(ReplicaObserver):
             logger.debug("%s: cannot trim now: %s", replica.group, error)
 
     def _note(self, *, by_this_leader: bool) -> None:
-        """Take down when segments grew, and how far the log's own time is. What was appended before this
-        agent began to lead was not appended by it."""
+        """Take down when segments grew, and how far the log's own time is. Entries before this agent began to
+        lead were not appended by it."""
         replica = self._replica
         if replica.failure is not None:
             return

@@ -158,9 +158,9 @@ class PeerConnection(asyncio.Protocol):
             raise PeerWireError(f"frame type {frame.type} before the greeting")
 
     def greet(self, hello: Hello) -> None:
-        """What the other side said of itself; again, where its owner had to wait with it. Never raises: an
-        agent that is not wanted is told. A connection that was lost meanwhile stays as it is: its owner may
-        hear of that later than of the member."""
+        """Take the other side's greeting; again, where its owner had to wait with it. Never raises: an agent
+        that is not wanted is told. A connection that was lost meanwhile stays as it is: its owner may hear of
+        that later than of the member."""
         if self._transport is None:
             return
         try:

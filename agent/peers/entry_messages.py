@@ -1,4 +1,4 @@
-"""What two agents say to each other about entries that travel beside Raft: bytes <-> values.
+"""Messages between two agents about entries that travel beside Raft: bytes <-> values.
 
 Law of this file: pure. Frames are opaque here; their receiver checks them. Everything that is wrong
 raises PeerMessageError.
@@ -39,7 +39,7 @@ class EntriesRequest(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What the sender's replica knows, and the frames from the wanted index on: at least one, none when its
+    """The state of the sender's replica, and the frames from the wanted index on: at least one, none when its
     log ends before. `leads`: it leads `term`, so that what is not committed yet is its to send."""
 
     leads: bool
@@ -56,8 +56,8 @@ class EntryId(NamedTuple):
 
 
 class EntryRequest(NamedTuple):
-    """Any copy of that entry; and `asked`, the replica that the asker knows there, says whether
-    it lacks it for good: in terms up to `newest_term` the asker may have acknowledged what follows it."""
+    """Any copy of that entry. `asked`, the replica that the asker knows there, says whether it lacks the
+    entry for good. In terms up to `newest_term` the asker may have acknowledged later entries."""
 
     entry: EntryId
     asked: ReplicaId

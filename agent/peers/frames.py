@@ -46,7 +46,7 @@ _group_bytes = lru_cache(maxsize=8192)(GroupId.to_bytes)
 
 
 class PeerWireError(ValueError):
-    """What arrived is no frame of this protocol."""
+    """Bytes that are no frame of this protocol."""
 
 
 class LinkKind(IntEnum):
@@ -92,7 +92,7 @@ class FrameReader:
 
     @property
     def unfinished_bytes(self) -> int:
-        """What is held of a frame that is not complete, beyond what came last."""
+        """Bytes held of an incomplete frame, without those that came last."""
         return len(self._data) - self._position if isinstance(self._data, bytearray) else 0
 
     def only(self, data: bytes) -> RawFrame | None:
@@ -142,7 +142,7 @@ class FrameReader:
 
 
 def frame_head(frame_type: int, payload_bytes: int) -> bytes:
-    """What stands before a payload of this length."""
+    """The head before a payload of this length."""
     return FRAME_HEAD.pack(payload_bytes, frame_type)
 
 
@@ -196,14 +196,14 @@ def decode_refusal(payload: bytes) -> str:
 
 
 def encode_stopped(groups: Sequence[GroupId]) -> bytes:
-    """What stands behind the boot nonce in a liveness frame: groups whose replicas at the sender have
-    stopped. Nothing for none of them."""
+    """The end of a liveness frame, behind the boot nonce: groups whose replicas at the sender have stopped.
+    Nothing for none of them."""
     assert len(groups) <= MAX_STOPPED_GROUPS
     return _COUNT.pack(len(groups)) + b"".join(map(_group_bytes, groups)) if groups else b""
 
 
 def decode_stopped(payload: bytes) -> list[GroupId]:
-    """What follows the groups is for newer decoders. Raises PeerWireError."""
+    """Bytes behind the groups are for newer decoders. Raises PeerWireError."""
     if not payload:
         return []
     if len(payload) < _COUNT.size:

@@ -52,7 +52,7 @@ class LinkConfig:
 
 @dataclass(slots=True)
 class LinkedPeer:
-    """What is known of one agent. `silent` from the report until it is heard again; `lives` is set unless
+    """The state of one agent's links. `silent` from the report until it is heard again; `lives` is set unless
     gossip has given it up."""
 
     agent_id: str

@@ -49,7 +49,7 @@ class Lobby:
         self._strangers.pop(connection, None)
 
     def said(self, connection: PeerConnection) -> Hello | None:
-        """What a stranger has said of itself."""
+        """A stranger's greeting."""
         return self._strangers.get(connection)
 
     def greeted(self) -> list[tuple[PeerConnection, Hello]]:

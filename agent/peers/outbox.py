@@ -1,4 +1,4 @@
-"""What the replicas of this agent have to say to others in one turn: one frame for each of them.
+"""Messages of this agent's replicas in one turn: one frame for each other agent.
 
 Law of this file: it gathers and lets out; when is scheduler.py's business. Bounded by what replicas say in a
 turn.

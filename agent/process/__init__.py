@@ -1,1 +1,1 @@
-"""What the operating system gives a process: clock, ports, signals, memory, event loop, children."""
+"""Services of the operating system: clock, ports, signals, memory, event loop, children."""

@@ -1,4 +1,4 @@
-"""What keeps an agent from starting."""
+"""Errors that keep an agent from starting."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from importlib.abc import MetaPathFinder
 from types import ModuleType
 
 UNWANTED = frozenset(("numpy", "pandas"))
-# What may stay in the process although it is free: beside caches of some tens of megabytes not much.
+# Free memory that may stay in the process: little beside caches of some tens of megabytes.
 KEPT_FREE_BYTES = 64 * 2**20
 # Larger blocks are mapped and given back at once: one whole message is the largest that recurs.
 MAPPED_FROM_BYTES = 32 * 2**20

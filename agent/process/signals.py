@@ -1,4 +1,4 @@
-"""What an agent needs of its process: open files, signals, and one line for a fault.
+"""An agent's process: open files, signals, and one line for a fault.
 
 Law of this file: it knows the operating system and the kinds of faults, not the agent.
 """

@@ -1,10 +1,10 @@
 """Keeps this agent's routing table true: says what it holds, hears what others hold.
 
-Law of this file: table.py decides which claim wins; here claims are collected from the host, sent to
-linked peers at once when leadership moves (so that clients learn of it within milliseconds), and pulled
-from a peer whose gossiped placement version is newer than what is known of it. Hints over links are the
-quickest; route events of gossip, which say only that there is news, reach whom a hint did not; the version in
-the tags makes it certain.
+Law of this file: table.py decides which claim wins. Here claims are collected from the host. When leadership
+moves, they are sent to linked peers at once, so that clients learn of it within milliseconds. They are pulled
+from a peer whose gossiped placement version is newer than the known one. Hints over links are the quickest;
+route events of gossip, which say only that there is news, reach whom a hint did not; the version in the tags
+makes it certain.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class Peers(Protocol):
-    """What the exchange needs of the links and the member list."""
+    """The exchange's view of the links and the member list."""
 
     @property
     def agent_id(self) -> str: ...
@@ -59,7 +59,7 @@ class Peers(Protocol):
     def announce_placement(self, run: str, version: int) -> None: ...
     def live_peers(self) -> list[str]: ...
     def placement_versions(self) -> dict[str, tuple[str, int]]:
-        """What the live members gossip: (run, placement version)."""
+        """The (run, placement version) that live members gossip."""
 
     def known_members(self) -> set[str]:
         """Everybody in the member list, dead or alive."""

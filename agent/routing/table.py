@@ -1,7 +1,7 @@
 """Routes: every agent's claims about the replicas it holds, merged into one table.
 
-Law of this file: pure. An agent is the only source of claims about itself; it numbers every change, so that
-a peer who knows number N can ask for what came after. Claims about one group are ordered by (term,
+Law of this file: pure. An agent is the only source of claims about itself. It numbers every change, so that a
+peer that knows number N can ask for the later ones. Claims about one group are ordered by (term,
 configuration index), as safety 1 demands: neither the order of arrival nor a clock plays a part. No I/O, no
 clock, no member list: who is alive is an argument.
 """
@@ -31,7 +31,7 @@ class RouteError(PeerMessageError):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one agent says about the replica it holds. Offsets and sizes are information, not placement."""
+    """One agent's words about a replica that it holds. Offsets and sizes are information, not placement."""
 
     group: GroupId
     role: str
@@ -148,7 +148,7 @@ class OwnClaims:
         self._claims[group] = (self.counter, claim)
 
     def delta(self, run: str, after: int, limit: int = MAX_CLAIMS_PER_DELTA) -> Delta:
-        """What changed after number `after` of that run; from the start if the peer knows another run."""
+        """Changes after number `after` of that run; all of them if the peer knows another run."""
         if run != self.run or after > self.counter:
             after = 0
         newer = []
@@ -272,7 +272,7 @@ class RouteTable:
         self.version += 1
 
     def claims_of(self, agent_id: str) -> list[Claim]:
-        """What one agent holds, in a stable order."""
+        """The claims of one agent, in a stable order."""
         known = self._agents.get(agent_id)
         return [] if known is None else [known.claims[group] for group in sorted(known.claims)]
 

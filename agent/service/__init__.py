@@ -1,1 +1,1 @@
-"""What front doors may ask of an agent, behind agent/interface.py: records, topics, cluster, metrics."""
+"""Use cases for front doors, behind agent/interface.py: records, topics, cluster, metrics."""

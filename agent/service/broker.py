@@ -1,4 +1,4 @@
-"""What an agent can do, as its front doors see it: documents and membership here, the rest beside it.
+"""An agent, as its front doors see it: documents and membership here, the rest beside it.
 
 Law of this file: use cases only. Facts come from the roster, the catalog, the routing table and the host;
 nothing here decides who leads or what is committed. Every fault is a ShoalError. Until the agent belongs to

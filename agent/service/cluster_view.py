@@ -37,7 +37,7 @@ _group_id = lru_cache(maxsize=8192)(GroupId)  # asked for with every request, as
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What an agent knows of itself, for this run."""
+    """Facts about an agent, for this run."""
 
     config: AgentConfig
     agent_id: str

@@ -27,7 +27,7 @@ CATALOG_TOPIC = "_catalog"
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What an agent knows of its cluster when it is asked. `urls`: by agent id. `agents`: how many may hold
+    """An agent's view of its cluster at one moment. `urls`: by agent id. `agents`: how many may hold
     replicas."""
 
     catalog: Catalog
@@ -102,12 +102,12 @@ def _role_now(view: Overview, claim: Claim, agent_id: str) -> str:
 
 
 def catalog_document(birth: Sequence[str], catalog: Catalog) -> dict[str, Any]:
-    """What an agent says of its catalog. epoch: in hexadecimal digits, "0" until a recovery by force."""
+    """The catalog in an agent's document. epoch: in hexadecimal digits, "0" until a recovery by force."""
     return {"birth": list(birth), "version": catalog.offset, "epoch": format(catalog.epoch, "x")}
 
 
 def kept_here(kept: Sequence[Kept]) -> list[dict[str, Any]]:
-    """What an agent holds of topics that the catalog does not know."""
+    """The replicas here of topics that the catalog does not know."""
     return [
         {"id": item.topic_id.hex(), "name": item.name, "partitions": list(item.partitions)} for item in kept
     ]

@@ -1,9 +1,10 @@
-"""What is told as an event and in the log: members that come and go, leaders that change, replicas that move.
+"""Changes that become events and log lines: members that come and go, leaders that change, replicas that
+move.
 
-Law of this file: it compares what the member list and the routing table say now with what was told last, and
-publishes the difference; cluster_news.py decides what of it becomes a log line. Gossip changes tags of
-progress all the time: that is no event. A leader is one that gossip has not given up; silent links are not
-looked at, for nobody says when they end.
+Law of this file: it compares the member list and the routing table with the state told last, and publishes
+the difference. cluster_news.py decides which changes become log lines. Gossip changes tags of progress all
+the time: that is no event. A leader is one that gossip has not given up; silent links are not looked at, for
+nobody says when they end.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ logger = logging.getLogger("shoal.agent")
 
 
 class AnnouncedState(NamedTuple):
-    """What listeners were told last of one partition."""
+    """The state of one partition that listeners were told last."""
 
     topic: str
     leader: str | None

@@ -1,7 +1,7 @@
 """Topics: shown by any agent; created, changed, deleted and adopted by the one that leads the catalog.
 
 Law of this file: it decides on proposals (the agent asked, enough members, the agents of new replicas) and
-turns outcomes into answers. What is true is what the catalog has committed.
+turns outcomes into answers. Only committed commands of the catalog count.
 """
 
 from __future__ import annotations

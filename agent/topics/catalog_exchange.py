@@ -1,7 +1,7 @@
 """Agents tell each other how new their states of the catalog are, and copy the newest.
 
-Law of this file: it compares versions and carries bytes; any peer's state is as good as another's. What a
-newer one means here is decided in catalog_service.py.
+Law of this file: it compares versions and carries bytes; any peer's state is as good as another's. The effect
+of a newer one here is decided in catalog_service.py.
 """
 
 from __future__ import annotations

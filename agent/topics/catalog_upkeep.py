@@ -1,4 +1,4 @@
-"""What the catalog's leader proposes by itself: other births, and ends of deletions.
+"""Proposals that the catalog's leader makes by itself: other births, and ends of deletions.
 
 Law of this file: it acts at the catalog's leader only, and only proposes. Where a command stands in the log
 decides whether it still counts (catalog.py).

@@ -1,4 +1,4 @@
-"""What an agent keeps about its cluster: the birth of the catalog, and the last state of the catalog it knew.
+"""An agent's record of its cluster: the birth of the catalog, and the last state of the catalog that it knew.
 
 Law of this file: two copies, each replaced whole and synced. A copy that is damaged, missing or older is made
 anew from the other. The birth is needed to open the catalog's group after a restart. The state was committed,

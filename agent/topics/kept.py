@@ -86,7 +86,7 @@ def remember(
 
 
 def gathered(answers: Mapping[str, Sequence[Kept]]) -> list[KeptTopic]:
-    """What all agents keep, by topic; in a stable order. answers: by agent id."""
+    """The kept replicas of all agents, by topic; in a stable order. answers: by agent id."""
     found: dict[bytes, KeptTopic] = {}
     for agent_id, kept in sorted(answers.items()):
         for item in kept:

@@ -79,7 +79,7 @@ class KeptReplicas:
                 )
 
     async def on_kept(self, _peer: str, payload: bytes) -> bytes:
-        """What is kept here; or, for a topic id, what is remembered of it."""
+        """The topics kept here; or, for a topic id, its remembered entry."""
         if not payload:
             return encode_kept(self.here())
         remembered = self._local.record.kept.get(decode_topic_id(payload))

@@ -63,7 +63,7 @@ class Compression(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one run of the command was told."""
+    """The options of one run of the command."""
 
     topic: str
     paths: tuple[str, ...]

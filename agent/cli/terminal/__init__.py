@@ -1,1 +1,1 @@
-"""What commands print and how they end: tables, progress, amounts, completion, exit codes."""
+"""The output of commands and their ends: tables, progress, amounts, completion, exit codes."""

@@ -2,9 +2,9 @@
 
 Law of this file: pure, and a fold of the log. The table changes only by `record` (an entry was appended, on
 the leader or on a follower), `undo_from` (the log's suffix was cut) and `settle` (a prefix is committed and
-can never be cut again). Time is what the log itself counts as elapsed (log_state.py), never a clock, so every
-replica that folds the same entries holds the same table (safety 18, 19). It never learns what a future, a
-file or a socket is.
+can never be cut again). Time is the log's own elapsed time (log_state.py), never a clock. So every replica
+that folds the same entries holds the same table (safety 18, 19). It never learns what a future, a file or a
+socket is.
 
 The promise: who repeats an append within RETRY_WINDOW_US is told that it is a repetition, however many others
 there are. Nobody so young is ever forgotten; where MAX_TABLE_BYTES would be passed without that, new
@@ -131,8 +131,8 @@ Known: TypeAlias = Ordered | Laned
 
 
 class _Undo(NamedTuple):
-    """What a change above the commit index was. `sequence`: what was recorded, of a producer with lanes;
-    `joined`: into `before`, in place, which had the times and offsets that follow."""
+    """A change above the commit index, to be undone if its entry is cut. `sequence`: what was recorded, of a
+    producer with lanes; `joined`: into `before`, in place, which had the times and offsets that follow."""
 
     entry: LogIndex
     producer_id: bytes

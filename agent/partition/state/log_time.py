@@ -3,9 +3,9 @@
 Three answers, each from plain numbers. `SteadyClock`: which time this agent believes; a wall clock that jumps
 is not followed until it has stayed where it jumped to, or peers have the same. `LogTime`: which append time
 comes next in one log; where the log is ahead of every clock it goes on at the speed of a monotonic clock, so
-that differences of append times stay true. `SegmentAges`: how old a segment is. What this agent appended in
-this life it has watched by its monotonic clock, which cannot be put right or wrong; only what was appended
-elsewhere or in an earlier life is judged by append times.
+that differences of append times stay true. `SegmentAges`: how old a segment is. This agent has watched its
+own appends of this run by its monotonic clock, which nobody sets. Only entries of other agents or earlier
+runs are judged by append times.
 
 Times: `_us` microseconds since the epoch, `now_ms` milliseconds of the monotonic clock. An offset is what a
 wall clock is ahead of the monotonic one, in microseconds.
@@ -64,9 +64,9 @@ class SteadyClock:
         return self._is_vouched or now_ms - self._since_ms >= self._settle_ms
 
     def heard(self, peers: Sequence[PeerTime], wall_us: int, now_ms: int) -> None:
-        """What peers believe, and what their wall clocks say, as told lately. A majority of them and of this
-        agent decides; without one nothing changes. Where all clocks have jumped alike each waits until its
-        own has settled, and then stays with it."""
+        """Peers' believed times and wall clocks, as told lately. A majority of them and of this agent
+        decides; without one nothing changes. Where all clocks have jumped alike each waits until its own has
+        settled, and then stays with it."""
         self._is_vouched = False
         if not peers:
             return
@@ -111,7 +111,7 @@ class LogTime:
         return self.passed(previous_us, now_ms)
 
     def passed(self, previous_us: int, now_ms: int) -> int:
-        """What the time is by the log's own account: its last append time, and what has passed since."""
+        """The time by the log's own account: its last append time, and the time since."""
         here_us = self._known_us + (now_ms - self._known_ms) * 1000
         if previous_us > here_us:
             self._known_us, self._known_ms = previous_us, now_ms
@@ -154,7 +154,7 @@ class SegmentAges:
         self._watched: dict[LogIndex, _Watched] = {}
 
     def note(self, segments: Sequence[Span], now_ms: int, *, by_this_leader: bool) -> None:
-        """What has been appended since the last note was appended by this agent, as leader; or it was not."""
+        """Entries since the last note were appended by this agent, as leader; or they were not."""
         watched = self._watched
         appended_ms = now_ms if by_this_leader else None
         for segment in reversed(segments):

@@ -4,9 +4,9 @@ Ages count from the append (log_time.py), sizes from stored bytes; the producers
 The leader asks; its answer becomes a committed TRIM entry, and every replica drops the same whole segments.
 Never dropped: the newest segment whose checkpoint is committed, and anything after it.
 
-A replica that lags holds the head back, so that it can still be sent what it lacks, but not for ever: once
-the log holds twice what the topic allows (twice the bytes, or segments of twice the age), the head goes
-without it, and it needs whole segments then.
+A replica that lags holds the head back, so that it can still be sent the entries that it lacks. Once the log
+holds twice the topic's limit (bytes or age), the head goes all the same, and the replica needs whole
+segments.
 """
 
 import struct
@@ -35,8 +35,8 @@ AgeOf: TypeAlias = Callable[[Span], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What a topic keeps: ages in milliseconds, sizes in bytes, None without limit. `segment_age_ms`: a
-    segment with records that is older gets a successor, so that its records can go in time."""
+    """A topic's limits: ages in milliseconds, sizes in bytes, None without limit. `segment_age_ms`: a segment
+    with records that is older gets a successor, so that its records can go in time."""
 
     age_ms: int | None = None
     size_bytes: int | None = None
@@ -83,8 +83,8 @@ class Retention:
 
 
 def droppable(spans: Sequence[Span], index: int) -> int:
-    """How many segments from the head on may go so that what is left begins at or before `index`: with a
-    committed checkpoint, or with an entry that a replica which holds `index` can be sent on from."""
+    """The number of segments from the head on that may go. The rest begins at or before `index`: with a
+    committed checkpoint, or with an entry from which a replica that holds `index` can be sent on."""
     return max(0, sum(span.first_index <= index for span in spans) - 1)
 
 
@@ -101,7 +101,7 @@ class PeerDifferences:
         self._found: dict[str, tuple[PeerTime, int]] = {}
 
     def note(self, agent_id: str, time: PeerTime, now_ms: int) -> None:
-        """What the agent said when our monotonic clock said `now_ms`."""
+        """The agent's time when our monotonic clock said `now_ms`."""
         self._found[agent_id] = time, now_ms
 
     def is_fresh(self, agent_id: str, now_ms: int) -> bool:
