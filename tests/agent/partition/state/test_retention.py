@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -161,7 +162,12 @@ def _start(node: Node) -> int:
 
 
 def _disk_bytes(node: Node) -> int:
-    return sum(path.stat().st_size for path in Path(node.directory).rglob("*.arrows"))
+    """Of segments; those that go meanwhile are none any more."""
+    size_bytes = 0
+    for path in Path(node.directory).rglob("*.arrows"):
+        with suppress(FileNotFoundError):
+            size_bytes += path.stat().st_size
+    return size_bytes
 
 
 async def _open(cluster: Cluster, retention: Retention) -> None:
