@@ -32,7 +32,6 @@ LONG_FILES: dict[str, int] = {
     "agent/host/host.py": 547,
     "agent/partition/replica.py": 620,
     "replication/roles/leader.py": 526,
-    "segment_store/disk/ring.py": 541,
     "segment_store/log/log.py": 610,
     "segment_store/log/writer.py": 508,
     "shoal/client/consume/consumer.py": 529,

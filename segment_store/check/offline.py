@@ -22,7 +22,7 @@ from shoal.format.batch import (
     stamp_of,
 )
 from shoal.segment_store.check.examination import LogReport, SegmentReport, StoredFrame, compare_index
-from shoal.segment_store.disk.system_calls import read_fully
+from shoal.segment_store.disk.system_calls import read_fully, read_fully_into
 from shoal.segment_store.errors import FormatError
 from shoal.segment_store.format.index import Entry, IndexFile, SegmentIndex, decode_index_file
 from shoal.segment_store.format.layout import SegmentName, parse_name
@@ -129,11 +129,13 @@ class _SegmentReader:
         return visit_frame
 
     def _run(self, steps: Steps[_T]) -> _T:
-        """Give a scan's step the bytes that it asks for."""
+        """Fill the buffers of a scan's step."""
         try:
-            wanted = next(steps)
+            position, buffer = next(steps)
             while True:
-                wanted = steps.send(read_fully(self._fd, *wanted))
+                filled = read_fully_into(self._fd, position, buffer)
+                del buffer  # its memory is used again for the next one
+                position, buffer = steps.send(filled)
         except StopIteration as ended:
             return cast("_T", ended.value)
 

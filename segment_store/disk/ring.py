@@ -15,8 +15,8 @@ interpreter's lock. A small write with its sync goes past the ring while the dis
   link (the sync completes with ECANCELED): the rest is submitted again with its sync. A sync that fails is
   never tried again. One that is made in the call is judged by the same rules.
 
-Directory operations, and what gives a file blocks or takes them, have no gain from a ring and run on the
-threads of ThreadDisk.
+Directory operations, and what takes blocks from a file, have no gain from a ring and run on the threads of
+ThreadDisk. Giving a file blocks has one: an append awaits it (lab/2026-11-23-store-rows-by-turns.md).
 """
 
 import asyncio
@@ -28,24 +28,22 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
 
 import liburing as uring
 
 from shoal.segment_store.disk.disk import (
     Buffer,
     Data,
-    Done,
     File,
-    after_prefix,
     buffers_of,
     length_of,
     settle,
 )
 from shoal.segment_store.disk.fair_queue import SyncSchedule
 from shoal.segment_store.disk.inline_sync import QuickSyncs
+from shoal.segment_store.disk.ring_operation import Operation, OperationKind, advance, problem_of
 from shoal.segment_store.disk.system_calls import (
+    ALLOCATE_UNSUPPORTED,
     EARLY_WRITEBACK_BYTES,
     MAX_EARLY_PIECES,
     MAX_INTERRUPTIONS,
@@ -103,47 +101,6 @@ def _vector(buffers: Sequence[Buffer]) -> uring.Iovec:
     return vector
 
 
-class _Kind(Enum):
-    READ = auto()
-    WRITE = auto()
-    WRITE_AND_SYNC = auto()
-    SYNC = auto()
-
-
-@dataclass(slots=True, eq=False)
-class _Operation:
-    """One thing asked of the ring: one submission entry, or two linked ones. Lives until all its
-    completions are in, whatever became of the caller. `length`: bytes still to be read or written. `entries`:
-    of the submission queue. `pieces`: of a write with sync that goes as a chain. `began_us`: of one that
-    began with nothing beside it."""
-
-    file: ThreadFile
-    fd: int
-    kind: _Kind
-    offset: int
-    buffers: list[Buffer]
-    length: int
-    done: Done
-    entries: int = 1
-    vectors: Sequence[uring.Iovec] = ()
-    pieces: Sequence[list[Buffer]] = ()
-    began_us: int = 0
-    error: OSError | None = None
-    result: int = 0
-    sync_result: int = 0
-    interruptions: int = 0
-
-    @property
-    def sync_failed(self) -> bool:
-        """Whether it was the sync that failed, not the write before it."""
-        return self.kind is _Kind.SYNC or (self.kind is _Kind.WRITE_AND_SYNC and self.result == self.length)
-
-    def cut(self, pieces: Sequence[list[Buffer]]) -> None:
-        """It goes as a chain, of one write-back fewer than writes, and the sync; without pieces as a pair."""
-        self.pieces = pieces
-        self.entries = 2 * len(pieces) or 2
-
-
 class RingDisk(ThreadDisk):
     """io_uring for the bytes of files. OSError from the constructor: the kernel or a container refuses it."""
 
@@ -161,12 +118,12 @@ class RingDisk(ThreadDisk):
             uring.io_uring_queue_exit(self._ring)
             raise OSError(errno.ENOSYS, "this kernel's io_uring is older than Linux 5.17")
         self._completion = uring.Cqe()
-        self._waiting: deque[_Operation] = deque()
+        self._waiting: deque[Operation] = deque()
         self._room: deque[asyncio.Future[None]] = deque()
         self._idle: asyncio.Future[None] | None = None
-        self._in_flight: dict[int, _Operation] = {}
+        self._in_flight: dict[int, Operation] = {}
         self._quick_syncs = QuickSyncs()
-        self._made_in_call: list[_Operation] = []  # until their callers are told
+        self._made_in_call: list[Operation] = []  # until their callers are told
         self._entries_in_flight = 0
         self._unsubmitted = 0
         self._next_number = 0
@@ -178,7 +135,7 @@ class RingDisk(ThreadDisk):
         return RingFile(self, path, await self.open_descriptor(path, create))
 
     async def perform(
-        self, file: "RingFile", kind: _Kind, offset: int, buffers: list[Buffer], length: int
+        self, file: "RingFile", kind: OperationKind, offset: int, buffers: list[Buffer], length: int
     ) -> int:
         """Run one operation; the bytes left over (a read at the end of the file). OSError as the kernel
         gave it."""
@@ -188,7 +145,7 @@ class RingDisk(ThreadDisk):
             file.finished()
             settle(ended, error)
 
-        operation = _Operation(file, file.descriptor(), kind, offset, buffers, length, done)
+        operation = Operation(file, file.descriptor(), kind, offset, buffers, length, done)
         file.active += 1
         try:
             while len(self._waiting) >= MAX_WAITING_OPERATIONS:
@@ -204,12 +161,12 @@ class RingDisk(ThreadDisk):
         await ended
         return operation.result
 
-    def enqueue(self, operation: _Operation) -> None:
+    def enqueue(self, operation: Operation) -> None:
         """Submit it with all others of this turn of the loop."""
         self._waiting.append(operation)
         self._plan_flush()
 
-    def begin(self, operation: _Operation) -> None:
+    def begin(self, operation: Operation) -> None:
         """Submit a write with sync in this very call; with many logs at work that costs a system call each,
         with few it spares a turn of the loop."""
         if not self._entries_in_flight and not self._waiting:
@@ -238,7 +195,7 @@ class RingDisk(ThreadDisk):
         if self._unsubmitted:
             self._submit()
 
-    def _write_in_call(self, operation: _Operation, began_us: int) -> None:
+    def _write_in_call(self, operation: Operation, began_us: int) -> None:
         """With the results that a pair's completions would bring."""
         try:
             operation.result = os.pwritev(operation.fd, operation.buffers, operation.offset)
@@ -257,7 +214,7 @@ class RingDisk(ThreadDisk):
         made, self._made_in_call = self._made_in_call, []
         self._tell([operation for operation in made if self._is_over(operation)])
 
-    def cut(self, operation: _Operation) -> None:
+    def cut(self, operation: Operation) -> None:
         """A large write with sync goes in pieces."""
         if self._chains:
             operation.cut(pieces_of(operation.buffers, early_piece_bytes(operation.length)))
@@ -297,7 +254,7 @@ class RingDisk(ThreadDisk):
             return False
         return True
 
-    def _prepare(self, operation: _Operation) -> None:
+    def _prepare(self, operation: Operation) -> None:
         number = self._next_number
         self._next_number += 1
         self._in_flight[number] = operation
@@ -307,21 +264,23 @@ class RingDisk(ThreadDisk):
             self._prepare_chain(operation, number)
             return
         kind = operation.kind
-        if kind is _Kind.WRITE_AND_SYNC:
+        if kind is OperationKind.WRITE_AND_SYNC:
             self._prepare_pair(operation, number)
             return
         entry = self._entry(number * 2)
-        if kind is _Kind.WRITE:
+        if kind is OperationKind.WRITE:
             operation.vectors = [_vector(operation.buffers)]
             uring.io_uring_prep_writev(entry, operation.fd, operation.vectors[0], operation.offset, 0)
-        elif kind is _Kind.READ:
+        elif kind is OperationKind.READ:
             operation.vectors = [_vector(operation.buffers)]
             uring.io_uring_prep_readv(entry, operation.fd, operation.vectors[0], operation.offset, 0)
+        elif kind is OperationKind.ALLOCATE:
+            uring.io_uring_prep_fallocate(entry, operation.fd, 0, operation.offset, operation.length)
         else:
             uring.io_uring_prep_fsync(entry, operation.fd, uring.IORING_FSYNC_DATASYNC)
         uring.io_uring_sqe_set_data64(entry, number * 2)
 
-    def _prepare_pair(self, operation: _Operation, number: int) -> None:
+    def _prepare_pair(self, operation: Operation, number: int) -> None:
         """A write and its sync, in as few steps as there are: every append waits for them."""
         ring, descriptor, buffers = self._ring, operation.fd, operation.buffers
         entry = uring.io_uring_get_sqe(ring)
@@ -339,12 +298,12 @@ class RingDisk(ThreadDisk):
         uring.io_uring_prep_fsync(entry, descriptor, uring.IORING_FSYNC_DATASYNC)
         uring.io_uring_sqe_set_data64(entry, number * 2 + 1)
 
-    def _prepare_sync(self, operation: _Operation, number: int) -> None:
+    def _prepare_sync(self, operation: Operation, number: int) -> None:
         entry = self._entry(number * 2 + 1)
         uring.io_uring_prep_fsync(entry, operation.fd, uring.IORING_FSYNC_DATASYNC)
         uring.io_uring_sqe_set_data64(entry, number * 2 + 1)
 
-    def _prepare_chain(self, operation: _Operation, number: int) -> None:
+    def _prepare_chain(self, operation: Operation, number: int) -> None:
         """Write, begin to write back, write the next, ... and sync. Beginning to write back neither waits nor
         takes an error away from the sync. After any break of the chain before its sync, the
         operation goes again as a pair, from its start."""
@@ -406,7 +365,7 @@ class RingDisk(ThreadDisk):
         completions = self._completions()
         if not completions:
             return  # read already by the flush of this turn
-        ended: list[_Operation] = []
+        ended: list[Operation] = []
         for number, result in completions:
             operation = self._in_flight.pop(number >> 1)
             self._entries_in_flight -= operation.entries
@@ -431,7 +390,7 @@ class RingDisk(ThreadDisk):
                 ended.append(operation)
         self._tell(ended)
 
-    def _tell(self, ended: list[_Operation]) -> None:
+    def _tell(self, ended: list[Operation]) -> None:
         if self._waiting or self._room:
             self._plan_flush()
         with self.around_completions:
@@ -445,10 +404,10 @@ class RingDisk(ThreadDisk):
     def _is_busy(self) -> bool:
         return bool(self._in_flight or self._waiting or self._made_in_call)
 
-    def _is_over(self, operation: _Operation) -> bool:
+    def _is_over(self, operation: Operation) -> bool:
         """All completions of the operation are in: done, failed, or the rest goes in again (False)."""
-        problem = _problem(operation)
-        if problem == 0 and _advance(operation):
+        problem = problem_of(operation)
+        if problem == 0 and advance(operation):
             return True
         if problem == 0:
             operation.interruptions = 0
@@ -461,12 +420,12 @@ class RingDisk(ThreadDisk):
         self._again(operation)
         return False
 
-    def _again(self, operation: _Operation) -> None:
+    def _again(self, operation: Operation) -> None:
         # In front: an interrupted operation has waited already. It was counted before, so the bound holds.
         self._waiting.appendleft(operation)
         self._plan_flush()
 
-    def _finish(self, operation: _Operation) -> None:
+    def _finish(self, operation: Operation) -> None:
         operation.vectors = ()
         try:
             operation.done(operation.error)
@@ -485,57 +444,38 @@ class RingDisk(ThreadDisk):
         await super().close()
 
 
-def _problem(operation: _Operation) -> int:
-    """The errno the operation ended with, 0 for none. An interrupted sync counts as failed, never as
-    transient: the kernel may have forgotten which pages were dirty."""
-    if operation.result < 0:
-        transient = -operation.result in TRANSIENT_ERRORS
-        return errno.EIO if transient and operation.kind is _Kind.SYNC else -operation.result
-    if operation.result == 0 and operation.kind in (_Kind.WRITE, _Kind.WRITE_AND_SYNC):
-        return errno.EIO  # no byte accepted: going on would spin
-    if operation.kind is not _Kind.WRITE_AND_SYNC or operation.result < operation.length:
-        return 0  # a pair whose write was short: the rest goes again, with its sync
-    sync_error = -operation.sync_result
-    return errno.EIO if sync_error in TRANSIENT_ERRORS else sync_error
-
-
-def _advance(operation: _Operation) -> bool:
-    """Take the result in; True when nothing is left to do. `result` becomes the bytes not moved (a read met
-    the end of the file)."""
-    if operation.kind is _Kind.SYNC:
-        operation.result = 0
-        return True
-    moved = operation.result
-    operation.offset += moved
-    operation.length -= moved
-    if operation.length == 0 or moved == 0:
-        operation.result = operation.length
-        return True
-    operation.buffers = after_prefix(operation.buffers, moved)
-    return False
-
-
 class RingFile(ThreadFile):
     """An open file of RingDisk."""
 
     disk: RingDisk
 
     async def _read_rest(self, offset: int, buffer: memoryview) -> int:
-        left = await self.disk.perform(self, _Kind.READ, offset, [buffer], len(buffer))
+        left = await self.disk.perform(self, OperationKind.READ, offset, [buffer], len(buffer))
         return len(buffer) - left
 
     async def write(self, offset: int, data: Data) -> None:
         buffers = buffers_of(data)
         if buffers:
-            await self.disk.perform(self, _Kind.WRITE, offset, buffers, length_of(buffers))
+            await self.disk.perform(self, OperationKind.WRITE, offset, buffers, length_of(buffers))
+
+    async def allocate(self, length: int) -> None:
+        size = os.fstat(self.descriptor()).st_size
+        if length <= size:
+            return
+        try:
+            await self.disk.perform(self, OperationKind.ALLOCATE, size, [], length - size)
+        except OSError as error:
+            if error.errno not in ALLOCATE_UNSUPPORTED:
+                raise
+            await super().allocate(length)
 
     def begin(self, request: SyncRequest) -> None:
         size = request.size
         fd, offset, buffers, done = request.fd, request.offset, request.buffers, request.ended
         if not size:
-            self.disk.enqueue(_Operation(self, fd, _Kind.SYNC, offset, buffers, size, done))
+            self.disk.enqueue(Operation(self, fd, OperationKind.SYNC, offset, buffers, size, done))
             return
-        operation = _Operation(self, fd, _Kind.WRITE_AND_SYNC, offset, buffers, size, done, entries=2)
+        operation = Operation(self, fd, OperationKind.WRITE_AND_SYNC, offset, buffers, size, done, entries=2)
         if size >= EARLY_WRITEBACK_BYTES:
             self.disk.cut(operation)
         self.disk.begin(operation)

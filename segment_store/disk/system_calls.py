@@ -137,6 +137,10 @@ def read_fully(fd: int, offset: int, length: int) -> bytes:
     return bytes(buffer[: read_fully_into(fd, offset, buffer)])
 
 
+ALLOCATE_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL)
+"""How a file system says that it gives a file no blocks in advance."""
+
+
 def allocate_blocks(fd: int, length: int) -> None:
     """posix_fallocate to `length`; a file system without it gets the length only."""
     size = os.fstat(fd).st_size
@@ -145,7 +149,7 @@ def allocate_blocks(fd: int, length: int) -> None:
     try:
         os.posix_fallocate(fd, size, length - size)
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+        if error.errno not in ALLOCATE_UNSUPPORTED:
             raise
         os.ftruncate(fd, length)
 

@@ -1,9 +1,9 @@
 """One segment followed frame by frame, and what lies behind its last good one: pure.
 
-Each step is a generator. It yields the place of the bytes that it must see, as (position, length), and is
-sent them, fewer at the end of the file. `log/opener.py` reads them for an agent, `check/offline.py` for a
-command on a stopped log, so that both say the same of the same bytes. Memory is bounded: at most twice a
-frame and a chunk.
+Each step is a generator. It yields the place of the bytes that it must see, as (position, buffer). It is sent
+how many bytes were filled: fewer at the end of the file. `log/opener.py` reads them for an agent,
+`check/offline.py` for a command on a stopped log. So both say the same of the same bytes. Memory is bounded:
+at most twice a frame and a chunk.
 """
 
 from collections.abc import Callable, Generator
@@ -24,7 +24,7 @@ from shoal.segment_store.format.tail_record import TAIL_RECORD_BYTES, TailRecord
 from shoal.segment_store.format.torn_write import Verdict, judge, newest_of, range_to_judge
 
 _T = TypeVar("_T")
-Steps: TypeAlias = Generator[tuple[int, int], bytes, _T]
+Steps: TypeAlias = Generator[tuple[int, memoryview], int, _T]
 Visit: TypeAlias = Callable[[Entry, bytes], None]
 
 
@@ -43,9 +43,11 @@ class _Window:
         length = min(max(self._chunk_bytes, held), self._size - self.base - held)
         if length <= 0:
             return False
-        data = yield self.base + held, length
-        self.buffer += data
-        return bool(data)
+        extended = bytearray(held + length)
+        extended[:held] = self.buffer
+        filled = yield self.base + held, memoryview(extended)[held:]
+        self.buffer = extended if filled == length else extended[: held + filled]
+        return filled > 0
 
     def advance(self, position: int) -> None:
         self.buffer = self.buffer[position - self.base :]
@@ -123,8 +125,9 @@ class SegmentScan:
         """Whether the next frame, which does not verify, was written. After look_beyond()."""
         newest = self.beyond.newest
         start, length = range_to_judge(self.end_position, self.beyond.dirty_end, newest)
-        data = yield start, length
-        return judge(data, start, self.end_position, self.chain, newest, self._identity)
+        data = bytearray(length)
+        filled = yield start, memoryview(data)
+        return judge(data[:filled], start, self.end_position, self.chain, newest, self._identity)
 
     def find_later(self) -> Steps[Found | None]:
         """The next whole frame behind a damaged one, with at most a frame and a chunk in memory."""

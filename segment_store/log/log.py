@@ -504,11 +504,11 @@ class PartitionLog:
     def _part_at(self, index: LogIndex, last_index: LogIndex, max_bytes: int) -> Part:
         """Entries that lie together, in memory or in one file, at least one. Raises OffsetOutOfRange, and
         IndexReleased for an index that is not in memory."""
-        if frames := self._cache.run(index, last_index, max_bytes):
-            return HeldFrames(frames, sum([len(data) for _, data in frames]))
-        oldest = self._cache.first_index
-        if oldest is not None and index < oldest <= last_index:
-            last_index = LogIndex(oldest - 1)
+        if (oldest := self._cache.first_index) is not None:
+            if oldest <= index:
+                frames = self._cache.run(index, last_index, max_bytes)
+                return HeldFrames(frames, sum([len(data) for _, data in frames]))
+            last_index = LogIndex(min(last_index, oldest - 1))
         segment = self.segment_of(index)
         return run_of(segment, index, segment.index.places(index, last_index, max_bytes))
 

@@ -296,11 +296,13 @@ class _Opening:
 
 
 async def read_for(steps: Steps[_T], file: File) -> _T:
-    """Give a scan's step the bytes that it asks for."""
+    """Fill the buffers of a scan's step."""
     try:
-        wanted = next(steps)
+        position, buffer = next(steps)
         while True:
-            wanted = steps.send(await file.read(*wanted))
+            filled = await file.read_into(position, buffer)
+            del buffer  # its memory is used again for the next one
+            position, buffer = steps.send(filled)
     except StopIteration as ended:
         return cast("_T", ended.value)
 

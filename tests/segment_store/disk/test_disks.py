@@ -53,6 +53,26 @@ class TestRingDisk(FileDiskSuite):
     def made(self) -> RingDisk:
         return RingDisk(entries=32)
 
+    async def test_a_file_system_without_allocation_gives_a_file_its_length(
+        self, disk: RingDisk, root: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The ring's fallocate is refused as such file systems refuse it, and posix_fallocate is, too."""
+
+        def refused(entry: liburing.SQE, fd: int, mode: int, offset: int, length: int) -> None:
+            """A mode that no file system knows: EOPNOTSUPP."""
+            prepare(entry, fd, 0x4000, offset, length)
+
+        def unsupported(fd: int, offset: int, length: int) -> None:
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+
+        prepare = ring_disk.uring.io_uring_prep_fallocate
+        monkeypatch.setattr(ring_disk.uring, "io_uring_prep_fallocate", refused)
+        monkeypatch.setattr(system_calls.os, "posix_fallocate", unsupported)
+        file = await disk.open(f"{root}/file", create=True)
+        await file.allocate(4096)
+        assert await file.size() == 4096
+        await file.close()
+
     async def test_operations_of_one_turn_are_submitted_by_one_call(
         self, disk: RingDisk, root: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
