@@ -167,6 +167,28 @@ async def test_input_that_has_arrived_is_stepped_before_a_deadline() -> None:
     await running
 
 
+async def test_a_deadline_that_has_moved_on_costs_no_turn() -> None:
+    """The earlier look finds nothing due. The replica keeps its later deadline and has no turn until then."""
+    turns, clock, _, replica = make()
+    replica.core.deadline_ms = 1_005
+    turns.schedule(replica)
+    serve(turns)
+    replica.core.deadline_ms = 1_050
+    turns.schedule(replica)
+    serve(turns)
+    assert len(replica.turns) == 2
+    running = asyncio.create_task(turns.run())
+    for now_ms, expected in ((1_005, []), (1_049, []), (1_050, [1_050])):
+        clock.ms = now_ms
+        turns._wake_up()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert replica.core.woken == expected
+        assert len(replica.turns) == 2 + len(expected)
+    turns.stop()
+    await running
+
+
 async def test_a_flood_of_input_does_not_stop_time() -> None:
     """Deadlines wait for input a bounded number of rounds only."""
     turns, clock, _, replica = make()
@@ -234,7 +256,7 @@ async def test_a_thousand_elections_do_not_begin_at_once() -> None:
 
     async def begun_after(pause_ms: int) -> int:
         clock.ms += pause_ms
-        turns._wake_up.set()
+        turns._wake_up()
         await asyncio.sleep(0.01)
         return sum(bool(replica.core.woken) for replica in followers)
 
