@@ -2,7 +2,8 @@
 
 Law of this file: pure. It turns mappings (flags, environment, a parsed TOML file) into an AgentConfig, and
 refuses combinations that cannot work with advice. A setting is declared once, as a field: its name in flags,
-variables and files, and how it is read there, follow from the field.
+variables and files, how it is read there, and when a changed value counts follow from the field
+(agent/settings.py). Related settings stand in a group of their own.
 
 Precedence: flags > environment (SHOAL_*) > file > defaults.
 """
@@ -12,12 +13,23 @@ from __future__ import annotations
 import base64
 import ipaddress
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from shoal.errors import ShoalError
-from shoal.format.timestamps import parse_duration_ms
+from shoal.agent.settings import ConfigError as ConfigError
+from shoal.agent.settings import (
+    Effect,
+    Given,
+    build,
+    derived,
+    in_environment,
+    in_file,
+    in_flags,
+    read,
+    setting,
+    settings_of,
+)
 
 DEFAULT_HTTP_PORT = 7070
 DEFAULT_GOSSIP_PORT = 7946
@@ -53,8 +65,16 @@ DISKS = ("auto", "ring", "threads")
 EVENT_LOOPS = ("direct", "asyncio")
 
 
-class ConfigError(ValueError):
-    """A configuration that cannot work. The text is one line: what is wrong and what to do."""
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """The keys of the gossip pool, and a Serf agent that gossips for this agent."""
+
+    gossip_key: str | None = setting(None, effect=Effect.FIRST_START, secret=True)
+    gossip_label: str | None = None
+    gossip_verify_incoming: bool = True
+    gossip_verify_outgoing: bool = True
+    serf_rpc: str | None = None
+    serf_auth_key: str | None = setting(None, secret=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +87,21 @@ class AgentConfig:
     advertise: str | None = None
     http_port: int | None = None
     gossip_port: int | None = None
-    cluster: str = DEFAULT_CLUSTER
-    cluster_is_explicit: bool = False
+    cluster: str = setting(DEFAULT_CLUSTER, effect=Effect.FIRST_START)
+    cluster_is_explicit: bool = derived(False)
     name: str | None = None
     join: tuple[str, ...] = ()
-    expect: int | None = None
+    expect: int | None = setting(None, effect=Effect.FOUNDING)
     failure_domain: str | None = None
     weight: int = 100
     gossip: str = "embedded"
-    gossip_key: str | None = field(default=None, repr=False)
-    gossip_label: str | None = None
-    gossip_verify_incoming: bool = True
-    gossip_verify_outgoing: bool = True
-    serf_rpc: str | None = None
-    serf_auth_key: str | None = field(default=None, repr=False)
+    pool: PoolSettings = field(default_factory=PoolSettings)
     cores: int = 1
     mdns: bool | None = None
     disk: str = "auto"
     event_loop: str = "direct"
     auto_create_topics: bool = True
-    discovery_window_ms: int = 3_000
+    discovery_window_ms: int = setting(3_000, effect=Effect.FOUNDING)
     heartbeat_interval_ms: int = 100
     election_timeout_ms: int = 600
     shutdown_timeout_ms: int = 10_000
@@ -103,12 +118,12 @@ class AgentConfig:
     ) -> AgentConfig:
         """Merge the sources and validate. A flag of None, or an empty list, was not given. Raises
         ConfigError, which names the source of the value at fault."""
-        given = (*_in_file(file or {}), *_in_environment(environment or {}), *_in_flags(flags))
-        values = {ATTRIBUTES[name]: _read(name, value, source) for name, value, source in given}
+        values = {
+            given.name: read(given, SETTINGS) for given in all_given(flags, environment or {}, file or {})
+        }
         if "data" not in values:
             raise ConfigError("no data directory: give --data DIR, SHOAL_DATA or `data` in the file")
-        values["cluster_is_explicit"] = "cluster" in values
-        config = cls(**values)
+        config = cls(**build(cls, SETTINGS, values), cluster_is_explicit="cluster" in values)
         config.validate()
         return config
 
@@ -151,7 +166,7 @@ class AgentConfig:
             ("--cluster", self.cluster),
             ("--name", self.name),
             ("--failure-domain", self.failure_domain),
-            ("--gossip-label", self.gossip_label),
+            ("--gossip-label", self.pool.gossip_label),
         )
         for flag, value in named:
             if value is None:
@@ -178,10 +193,10 @@ class AgentConfig:
             )
         own = {
             "--gossip-port": self.gossip_port,
-            "--gossip-key": self.gossip_key,
-            "--gossip-label": self.gossip_label,
+            "--gossip-key": self.pool.gossip_key,
+            "--gossip-label": self.pool.gossip_label,
         }
-        serfs = {"--serf-rpc": self.serf_rpc, "--serf-auth-key": self.serf_auth_key}
+        serfs = {"--serf-rpc": self.pool.serf_rpc, "--serf-auth-key": self.pool.serf_auth_key}
         for flag, value in (own if self.uses_serf else serfs).items():
             if value is not None and self.uses_serf:
                 raise ConfigError(f"{flag} is the Serf agent's own with --gossip serf: leave it out here")
@@ -189,14 +204,16 @@ class AgentConfig:
                 raise ConfigError(f"{flag} is for an agent with --gossip serf: add that, or leave it out")
         if self.uses_serf and self.cores > 1:
             raise ConfigError("--cores with --gossip serf: each agent needs a Serf agent of its own")
-        parse_host_port(self.serf_rpc or "127.0.0.1", "--serf-rpc", DEFAULT_SERF_RPC_PORT)
+        parse_host_port(self.pool.serf_rpc or "127.0.0.1", "--serf-rpc", DEFAULT_SERF_RPC_PORT)
 
     def _validate_key(self) -> None:
         """A key in a file is read when the agent starts. No error shows a key."""
-        if self.gossip_key is None or (self.gossip_key.startswith("@") and len(self.gossip_key) > 1):
+        if self.pool.gossip_key is None or (
+            self.pool.gossip_key.startswith("@") and len(self.pool.gossip_key) > 1
+        ):
             return
         try:
-            key = base64.b64decode(self.gossip_key, validate=True)
+            key = base64.b64decode(self.pool.gossip_key, validate=True)
         except ValueError:
             key = b""
         if len(key) not in KEY_BYTES:
@@ -248,7 +265,7 @@ class AgentConfig:
 
     @property
     def serf_address(self) -> tuple[str, int]:
-        return parse_host_port(self.serf_rpc or "127.0.0.1", "--serf-rpc", DEFAULT_SERF_RPC_PORT)
+        return parse_host_port(self.pool.serf_rpc or "127.0.0.1", "--serf-rpc", DEFAULT_SERF_RPC_PORT)
 
     @property
     def seeds(self) -> tuple[tuple[str, int], ...]:
@@ -271,19 +288,32 @@ class AgentConfig:
     def as_environment(self) -> dict[str, str]:
         """SHOAL_ variables from which from_sources() makes an equal value."""
         variables = {}
-        for setting, attribute in ATTRIBUTES.items():
-            value = getattr(self, attribute)
-            if value in (None, ()) or (setting == "cluster" and not self.cluster_is_explicit):
+        for known in SETTINGS.values():
+            value = known.of(self)
+            if value in (None, ()) or (known.name == "cluster" and not self.cluster_is_explicit):
                 continue
-            text = " ".join(value) if isinstance(value, tuple) else str(value)
-            variables[f"SHOAL_{setting.upper()}"] = text
+            variables[known.variable] = " ".join(value) if isinstance(value, tuple) else str(value)
         return variables
 
     def as_document(self) -> dict[str, Any]:
-        """The configuration in force, JSON-ready, for GET /v1/agent. It holds no secret."""
-        document = asdict(self) | {"join": list(self.join)}
-        del document["gossip_key"], document["serf_auth_key"]
+        """The configuration in force, JSON-ready, for GET /v1/agent: no groups, and no secret."""
+        document: dict[str, Any] = {"cluster_is_explicit": self.cluster_is_explicit}
+        for known in SETTINGS.values():
+            if not known.is_secret:
+                value = known.of(self)
+                document[known.path[-1]] = list(value) if isinstance(value, tuple) else value
         return document
+
+
+def all_given(
+    flags: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any]
+) -> tuple[Given, ...]:
+    """What each source says, the strongest last. Raises ConfigError for a name that is no setting."""
+    return (
+        *in_file(file, SETTINGS),
+        *in_environment(environment, SETTINGS),
+        *in_flags(flags, SETTINGS),
+    )
 
 
 def _ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -328,108 +358,5 @@ def _check_address(flag: str, value: str, *, allow_unspecified: bool) -> None:
         raise ConfigError(f"{flag} {value!r} is not an IP address: give {hint}")
 
 
-# ---- the sources ---------------------------------------------------------------------------------
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("text is needed")
-    return value.strip()
-
-
-def _integer(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError("a whole number is needed")
-    try:
-        return int(value)
-    except ValueError:
-        raise ValueError("a whole number is needed") from None
-
-
-def _boolean(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    word = value.strip().lower() if isinstance(value, str) else ""
-    if word in ("1", "true", "yes", "on"):
-        return True
-    if word in ("0", "false", "no", "off"):
-        return False
-    raise ValueError("true or false is needed")
-
-
-def _addresses(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return tuple(part for part in re.split(r"[,\s]+", value) if part)
-    if isinstance(value, Sequence) and all(isinstance(part, str) for part in value):
-        return tuple(value)
-    raise ValueError("a list of HOST:PORT is needed")
-
-
-def _duration_ms(value: Any) -> int:
-    """Milliseconds: a whole number, or text with a unit (`500ms`, `3s`, `2m`, `1h`, `1d`)."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    try:
-        return parse_duration_ms(_text(value))
-    except (ShoalError, ValueError):
-        raise ValueError("a duration such as 500ms, 3s, 2m or 1h is needed") from None
-
-
-_BY_TYPE = {"str": _text, "int": _integer, "bool": _boolean, "tuple[str, ...]": _addresses}
-
-
-ATTRIBUTES = {
-    item.name.removesuffix("_ms"): item.name
-    for item in fields(AgentConfig)
-    if item.name != "cluster_is_explicit"
-}
-"""The field of each setting. A duration is called without its unit, which is given with the value."""
-READERS: dict[str, Callable[[Any], Any]] = {
-    setting: _duration_ms
-    if attribute.endswith("_ms")
-    else _BY_TYPE[AgentConfig.__annotations__[attribute].removesuffix(" | None")]
-    for setting, attribute in ATTRIBUTES.items()
-}
-"""How the value of each setting is read. Raises ValueError."""
-FILE_SECTION = "agent"  # a file may hold the settings at its top or under [agent]
-
-
-Given: TypeAlias = tuple[str, Any, str]
-"""A setting, its value, and its source in words."""
-
-
-def _read(name: str, value: Any, source: str) -> Any:
-    try:
-        return READERS[name](value)
-    except ValueError as error:
-        raise ConfigError(f"{source} = {value!r}: {error}") from None
-
-
-def _in_flags(flags: Mapping[str, Any]) -> Iterator[Given]:
-    given = {name.removesuffix("_ms"): value for name, value in flags.items() if value not in (None, (), [])}
-    unknown = sorted(set(given) - set(READERS))
-    if unknown:
-        raise ConfigError(f"unknown setting: {', '.join(unknown)}")
-    for name, value in given.items():
-        yield name, value, f"--{name.replace('_', '-')}"
-
-
-def _in_environment(environment: Mapping[str, str]) -> Iterator[Given]:
-    """SHOAL_NAME=value for every setting. Unknown SHOAL_ names are left to other commands."""
-    for name in READERS:
-        variable = f"SHOAL_{name.upper()}"
-        if environment.get(variable):
-            yield name, environment[variable], variable
-
-
-def _in_file(file: Mapping[str, Any]) -> Iterator[Given]:
-    section = file.get(FILE_SECTION, file)
-    if not isinstance(section, Mapping):
-        raise ConfigError(f"the file's [{FILE_SECTION}] is not a table")
-    for raw_name, value in section.items():
-        name = raw_name.replace("-", "_")
-        if name not in READERS:
-            raise ConfigError(
-                f"the file sets {raw_name!r}, which is no setting: one of {', '.join(sorted(READERS))}"
-            )
-        yield name, value, f"`{raw_name}` in the file"
+SETTINGS = settings_of(AgentConfig)
+"""All of them by name. An agent reloads those whose effect is RELOAD."""

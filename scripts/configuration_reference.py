@@ -18,19 +18,18 @@ from typing import Any, NamedTuple
 from shoal.agent.cli.agent import agent
 from shoal.agent.cli.topic import create
 from shoal.agent.config import (
-    ATTRIBUTES,
     DEFAULT_GOSSIP_PORT,
     DEFAULT_HTTP_PORT,
     DEFAULT_SERF_RPC_PORT,
-    READERS,
-    AgentConfig,
 )
+from shoal.agent.config import SETTINGS as AGENT_SETTINGS
 from shoal.agent.interface import (
     MAX_PARTITIONS,
     MAX_REPLICATION_FACTOR,
     MAX_SEGMENT_BYTES,
     MIN_SEGMENT_BYTES,
 )
+from shoal.agent.settings import Setting
 from shoal.agent.topics.settings import TopicSettings
 from shoal.client.http.requests import ClientConfig
 from shoal.client.http.routes import RetryPolicy
@@ -39,9 +38,6 @@ from shoal.format.timestamps import DURATION_UNITS_MS
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 MIB = 1 << 20
-FIRST = "first start"
-FOUNDING = "founding"
-START = "each start"
 CREATION = "creation"
 CHANGE = "5 s"
 
@@ -49,111 +45,104 @@ CHANGE = "5 s"
 class Words(NamedTuple):
     """What the code does not say of a setting. `default` is for those whose default is computed."""
 
-    effect: str
     meaning: str
     default: str = ""
 
 
+class TopicWords(NamedTuple):
+    """The same of a topic's setting, with the time at which a change counts."""
+
+    effect: str
+    meaning: str
+
+
 SETTINGS: Mapping[str, Words] = {
-    "data": Words(START, "The data directory. Required."),
-    "bind": Words(START, "IP address to listen on."),
-    "advertise": Words(
-        START, "IP address that other agents and clients use. Required with `0.0.0.0`.", "`bind`"
-    ),
+    "data": Words("The data directory. Required."),
+    "bind": Words("IP address to listen on."),
+    "advertise": Words("IP address that other agents and clients use. Required with `0.0.0.0`.", "`bind`"),
     "http_port": Words(
-        START,
         "HTTP port, TCP. The default steps up to the next free port; an explicit port must be free.",
         f"{DEFAULT_HTTP_PORT}, or the port of the last run",
     ),
     "gossip_port": Words(
-        START, "Gossip port, UDP and TCP. Same rule.", f"{DEFAULT_GOSSIP_PORT}, or the port of the last run"
+        "Gossip port, UDP and TCP. Same rule.", f"{DEFAULT_GOSSIP_PORT}, or the port of the last run"
     ),
-    "cluster": Words(FIRST, "Cluster name. Agents with different names never meet."),
-    "name": Words(START, "Name of the agent in lists and logs. The last name is kept.", "HOST-xxxxxxxx"),
+    "cluster": Words("Cluster name. Agents with different names never meet."),
+    "name": Words("Name of the agent in lists and logs. The last name is kept.", "HOST-xxxxxxxx"),
     "join": Words(
-        START,
         "Gossip addresses of members. The agent founds no cluster before one of them has answered."
         " In a variable, commas or blanks separate addresses; the flag is repeated; the file has a list.",
         "none",
     ),
-    "expect": Words(FOUNDING, "Found a cluster only when this many agents have met.", "none"),
+    "expect": Words("Found a cluster only when this many agents have met.", "none"),
     "failure_domain": Words(
-        START,
         "What fails together, such as a rack. Replicas of a partition prefer different domains.",
         "host name",
     ),
-    "weight": Words(START, "Share of the replicas relative to other agents, 1 to 10000."),
-    "gossip": Words(START, "`embedded`, or `serf`: membership through a Serf agent that already runs."),
+    "weight": Words("Share of the replicas relative to other agents, 1 to 10000."),
+    "gossip": Words("`embedded`, or `serf`: membership through a Serf agent that already runs."),
     "gossip_key": Words(
-        FIRST,
         "AES key in base64, or `@FILE`. Later `gossip-keyring.json` in the data directory decides;"
         " `shoal keys` rotates.",
         "none",
     ),
-    "gossip_label": Words(START, "Agents with different labels never meet.", "none"),
-    "gossip_verify_incoming": Words(START, "Reject unsealed gossip. False only while a key is introduced."),
-    "gossip_verify_outgoing": Words(START, "Seal outgoing gossip. False only while a key is introduced."),
-    "serf_rpc": Words(START, "RPC address of the Serf agent.", f"127.0.0.1:{DEFAULT_SERF_RPC_PORT}"),
-    "serf_auth_key": Words(START, "The Serf agent's `rpc_auth`.", "none"),
-    "cores": Words(START, "Number of agents on this host, each with its own directory and ports, 1 to 256."),
-    "mdns": Words(START, "Find agents by mDNS.", "true on loopback, and where `cluster` is given"),
-    "disk": Words(START, "`ring` (io_uring), `threads`, or `auto`: io_uring where the kernel allows it."),
-    "event_loop": Words(
-        START, "`direct`, or `asyncio`: the standard loop without shortcuts, for comparisons."
-    ),
-    "auto_create_topics": Words(START, "The first record for an unknown topic creates the topic."),
+    "gossip_label": Words("Agents with different labels never meet.", "none"),
+    "gossip_verify_incoming": Words("Reject unsealed gossip. False only while a key is introduced."),
+    "gossip_verify_outgoing": Words("Seal outgoing gossip. False only while a key is introduced."),
+    "serf_rpc": Words("RPC address of the Serf agent.", f"127.0.0.1:{DEFAULT_SERF_RPC_PORT}"),
+    "serf_auth_key": Words("The Serf agent's `rpc_auth`.", "none"),
+    "cores": Words("Number of agents on this host, each with its own directory and ports, 1 to 256."),
+    "mdns": Words("Find agents by mDNS.", "true on loopback, and where `cluster` is given"),
+    "disk": Words("`ring` (io_uring), `threads`, or `auto`: io_uring where the kernel allows it."),
+    "event_loop": Words("`direct`, or `asyncio`: the standard loop without shortcuts, for comparisons."),
+    "auto_create_topics": Words("The first record for an unknown topic creates the topic."),
     "discovery_window": Words(
-        FOUNDING, "How long an empty agent listens for a cluster before it may found one, 0 to 10m."
+        "How long an empty agent listens for a cluster before it may found one, 0 to 10m."
     ),
-    "heartbeat_interval": Words(
-        START, "Interval of a leader's heartbeats, at least 10ms. Same on all agents."
-    ),
+    "heartbeat_interval": Words("Interval of a leader's heartbeats, at least 10ms. Same on all agents."),
     "election_timeout": Words(
-        START,
         "Silence of a leader before an election, at least three heartbeat intervals. Same on all agents.",
     ),
-    "shutdown_timeout": Words(START, "Limit for handing leadership over after SIGTERM, at most 10m."),
+    "shutdown_timeout": Words("Limit for handing leadership over after SIGTERM, at most 10m."),
     "dissolve_timeout": Words(
-        START, "Limit for an empty cluster that gives itself up for another one, at most 10m."
+        "Limit for an empty cluster that gives itself up for another one, at most 10m."
     ),
     "replace_after": Words(
-        START, "How long a member is unreachable before its replicas are placed elsewhere, at most 7d."
+        "How long a member is unreachable before its replicas are placed elsewhere, at most 7d."
     ),
-    "scrub_bytes_per_s": Words(
-        START, "Rate at which stored bytes are read again and verified. 0 disables it."
-    ),
+    "scrub_bytes_per_s": Words("Rate at which stored bytes are read again and verified. 0 disables it."),
 }
-TOPIC_SETTINGS: Mapping[str, Words] = {
-    "kind": Words(CREATION, "Kind of topic. `log` is the only kind."),
-    "partitions": Words(CREATION, f"Number of partitions, 1 to {MAX_PARTITIONS}."),
-    "replication_factor": Words(
+TOPIC_SETTINGS: Mapping[str, TopicWords] = {
+    "kind": TopicWords(CREATION, "Kind of topic. `log` is the only kind."),
+    "partitions": TopicWords(CREATION, f"Number of partitions, 1 to {MAX_PARTITIONS}."),
+    "replication_factor": TopicWords(
         CREATION, f"Copies of each partition, 1 to {MAX_REPLICATION_FACTOR}, or `all`: a copy on every agent."
     ),
-    "retention.age": Words(CHANGE, "Older batches are removed, in whole segments. null: kept for ever."),
-    "retention.bytes": Words(
+    "retention.age": TopicWords(CHANGE, "Older batches are removed, in whole segments. null: kept for ever."),
+    "retention.bytes": TopicWords(
         CHANGE, f"Bytes kept of each partition, at least {MIN_SEGMENT_BYTES}. null: no limit."
     ),
-    "segment.bytes": Words(
+    "segment.bytes": TopicWords(
         "next append", f"Size of a segment file, {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES}."
     ),
-    "segment.age": Words(CHANGE, "Age at which a segment is closed. null: when it is full."),
-    "fsync": Words(
+    "segment.age": TopicWords(CHANGE, "Age at which a segment is closed. null: when it is full."),
+    "fsync": TopicWords(
         CREATION,
         "false: acknowledged before the disk has the record. A power failure may lose it on all replicas.",
     ),
 }
 CLIENT_SETTINGS: Mapping[str, Words] = {
-    "linger_ms": Words("", "How long a record waits for others while its partition is idle."),
-    "batch_rows_max": Words("", "Most records of a request."),
-    "batch_bytes_max": Words("", "Most bytes of a request."),
-    "buffered_bytes_max": Words("", "Unacknowledged bytes of a producer above which `send` blocks."),
-    "base_ms": Words("", "First pause between two attempts; it doubles."),
-    "cap_ms": Words("", "Longest pause between two attempts."),
-    "total_ms": Words("", "Time after which a request has failed."),
-    "first_contact_ms": Words("", "How long a new client waits for its first agent."),
-    "attempt_timeout_ms": Words("", "Time that an agent has to answer one attempt."),
-    "connect_timeout_ms": Words("", "Time to open a connection."),
-    "connections_max": Words("", "Most connections of a client."),
+    "linger_ms": Words("How long a record waits for others while its partition is idle."),
+    "batch_rows_max": Words("Most records of a request."),
+    "batch_bytes_max": Words("Most bytes of a request."),
+    "buffered_bytes_max": Words("Unacknowledged bytes of a producer above which `send` blocks."),
+    "base_ms": Words("First pause between two attempts; it doubles."),
+    "cap_ms": Words("Longest pause between two attempts."),
+    "total_ms": Words("Time after which a request has failed."),
+    "first_contact_ms": Words("How long a new client waits for its first agent."),
+    "attempt_timeout_ms": Words("Time that an agent has to answer one attempt."),
+    "connect_timeout_ms": Words("Time to open a connection."),
+    "connections_max": Words("Most connections of a client."),
 }
 VARIABLES: Mapping[str, tuple[str, str]] = {
     "SHOAL_AGENT": (
@@ -169,10 +158,10 @@ KINDS = {
     "_text": "text",
     "_integer": "number",
     "_boolean": "true, false",
-    "_addresses": "HOST:PORT list",
+    "_list": "list",
     "_duration_ms": "time",
 }
-UNITS = {"_port": "port", "_bytes_per_s": "bytes/s"}
+UNITS = {"_port": "port", "_bytes_per_s": "bytes/s", "join": "HOST:PORT list"}
 INTRODUCTION = """\
 # Configuration
 
@@ -188,8 +177,9 @@ The file is TOML, named by `--config FILE` or `SHOAL_CONFIG`. Its keys are the n
 at the top or under `[agent]`. A time is a number with a unit: {units}.
 `GET /v1/agent` shows the values in force, without keys.
 
-An agent reads its configuration when it starts. The column *takes effect* says at which start a value counts:
+The column *takes effect* says when a changed value counts:
 
+- *reload*: at SIGHUP, and at each start.
 - *each start*: the value given at a start holds until the next start.
 - *first start*: the data directory keeps the first value.
 - *founding*: the value matters only while a new cluster forms.
@@ -240,17 +230,16 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def _words(named: Iterable[str], words: Mapping[str, Words]) -> None:
+def _words(named: Iterable[str], words: Mapping[str, Any]) -> None:
     names = set(named)
     lacking, unknown = sorted(names - set(words)), sorted(set(words) - names)
     if lacking or unknown:
         raise SystemExit(f"{__file__}: no words for {lacking}, words for nothing: {unknown}")
 
 
-def default_of(name: str) -> Any:
+def default_of(known: Setting) -> Any:
     """The default of an agent's setting, as the code has it; None where it is computed at the start."""
-    value = AgentConfig.__dataclass_fields__[ATTRIBUTES[name]].default
-    return None if value is dataclasses.MISSING or value == () else value
+    return None if known.default is dataclasses.MISSING or known.default == () else known.default
 
 
 def shown(value: Any, unit: str) -> str:
@@ -263,16 +252,17 @@ def shown(value: Any, unit: str) -> str:
 
 def agent_rows() -> Iterable[list[str]]:
     """One row a setting, in the order of the code."""
-    _words(READERS, SETTINGS)
+    _words(AGENT_SETTINGS, SETTINGS)
     flags = set(inspect.signature(agent).parameters)
-    for name, read in READERS.items():
-        words, value = SETTINGS[name], default_of(name)
-        unit = next((unit for ending, unit in UNITS.items() if name.endswith(ending)), KINDS[read.__name__])
+    for name, known in AGENT_SETTINGS.items():
+        words, value = SETTINGS[name], default_of(known)
+        reader = KINDS[known.read.__name__]
+        unit = next((unit for ending, unit in UNITS.items() if name.endswith(ending)), reader)
         if (value is None) != bool(words.default) and name != "data":
             raise SystemExit(f"{__file__}: {name}: a computed default needs words, and no other does")
         default = words.default or ("" if value is None else f"`{shown(value, unit)}`")
-        flag = f"`--{name.replace('_', '-')}`" if name in flags else ""
-        yield [f"`{name}`", flag, f"`SHOAL_{name.upper()}`", default, unit, words.effect, words.meaning]
+        flag = f"`{known.flag}`" if name in flags else ""
+        yield [f"`{name}`", flag, f"`{known.variable}`", default, unit, str(known.effect), words.meaning]
 
 
 def topic_rows() -> Iterable[list[str]]:

@@ -81,6 +81,7 @@ PURE = (
     "agent/durable/catalog_version.py",
     "agent/topics/kept.py",
     "agent/config.py",
+    "agent/settings.py",
     "agent/log_lines/cluster_news.py",
     "agent/log_lines/names.py",
     "agent/service/documents.py",

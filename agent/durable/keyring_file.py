@@ -92,7 +92,7 @@ def settle_keyring(config: AgentConfig, file: KeyringFile) -> Keyring | None:
 
 
 def _given_key(config: AgentConfig) -> bytes | None:
-    text = config.gossip_key
+    text = config.pool.gossip_key
     if text is None:
         return None
     try:
@@ -106,5 +106,5 @@ def _given_key(config: AgentConfig) -> bytes | None:
         ) from None
     except OSError as error:
         raise StartError(
-            f"--gossip-key {config.gossip_key}: {error.strerror}: {ADVICE} to put there"
+            f"--gossip-key {config.pool.gossip_key}: {error.strerror}: {ADVICE} to put there"
         ) from None

@@ -65,10 +65,10 @@ async def _by_itself(entry: Entry) -> Gossip:
                 bind_port=port,
                 advertise_address=config.advertised_address,
                 tags=entry.tags,
-                label=config.gossip_label or "",
+                label=config.pool.gossip_label or "",
                 keyring=entry.keyring,
-                verify_incoming=config.gossip_verify_incoming,
-                verify_outgoing=config.gossip_verify_outgoing,
+                verify_incoming=config.pool.gossip_verify_incoming,
+                verify_outgoing=config.pool.gossip_verify_outgoing,
             ),
             rng=entry.rng,
             on_event=entry.on_event,
@@ -99,7 +99,7 @@ async def _through_serf(entry: Entry) -> Gossip:
         tags=entry.tags,
         host=host,
         port=port,
-        auth_key=entry.config.serf_auth_key or "",
+        auth_key=entry.config.pool.serf_auth_key or "",
         owned_tags=TAGS,
     )
     membership = SerfMembership(

@@ -13,7 +13,7 @@ import pytest
 from agents import Agents, agents_in, eventually
 
 from shoal.agent.cli.main import main
-from shoal.agent.config import AgentConfig, ConfigError
+from shoal.agent.config import AgentConfig, ConfigError, PoolSettings
 from shoal.agent.durable.data_directory import wipe
 from shoal.agent.durable.keyring_file import KeyringFile, settle_keyring
 from shoal.agent.process.errors import StartError
@@ -29,7 +29,9 @@ async def agents(tmp_path: Path) -> AsyncIterator[Agents]:
 
 
 def settle(data: Path, key: str | None = None) -> Keyring | None:
-    return settle_keyring(AgentConfig(data=str(data), gossip_key=key), KeyringFile(str(data)))
+    return settle_keyring(
+        AgentConfig(data=str(data), pool=PoolSettings(gossip_key=key)), KeyringFile(str(data))
+    )
 
 
 def test_the_first_key_is_kept_and_the_file_decides_from_then_on(

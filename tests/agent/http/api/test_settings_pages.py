@@ -14,7 +14,7 @@ import configuration_reference
 import pytest
 
 from shoal.agent.cli.agent import agent
-from shoal.agent.config import READERS, AgentConfig
+from shoal.agent.config import SETTINGS, AgentConfig
 from shoal.agent.interface import MAX_PARTITIONS, MAX_REPLICATION_FACTOR
 from shoal.agent.topics.settings import TopicSettings, changed_settings
 from shoal.errors import ShoalError
@@ -40,18 +40,17 @@ def table(page: str, heading: str) -> list[list[str]]:
 def test_every_setting_of_an_agent_is_listed() -> None:
     """With its variable, its flag if it has one, and a default that reads back as the code's."""
     rows = table("configuration.md", "setting")
-    assert [row[0] for row in rows] == list(READERS)
+    assert [row[0] for row in rows] == list(SETTINGS)
     flags = set(inspect.signature(agent).parameters) - {"config"}
     for name, flag, variable, default, unit, effect, meaning in rows:
         assert variable == f"SHOAL_{name.upper()}"
         assert flag == (f"--{name.replace('_', '-')}" if name in flags else ""), name
         assert unit, name
-        assert effect in ("each start", "first start", "founding"), name
+        assert effect == SETTINGS[name].effect, name
         assert meaning.endswith("."), name
-        field = name if name in AgentConfig.__dataclass_fields__ else f"{name}_ms"
-        value = getattr(AgentConfig("d"), field)
+        value = SETTINGS[name].of(AgentConfig("d"))
         if name != "data" and value not in (None, ()):
-            assert READERS[name](default) == value, name
+            assert SETTINGS[name].read(default) == value, name
         else:
             assert bool(default) == (name != "data"), name
 
@@ -75,7 +74,7 @@ def test_every_variable_that_the_code_reads_is_listed() -> None:
     assert "SHOAL_AGENT" in read
     ours = {"SHOAL_NODE_MISSING", "SHOAL_SERF_MISSING"}  # what scripts/test tells its own tests
     assert read - ours - listed == set()
-    assert listed - read == {f"SHOAL_{name.upper()}" for name in READERS} - read
+    assert listed - read == {f"SHOAL_{name.upper()}" for name in SETTINGS} - read
 
 
 def test_the_page_of_settings_is_what_the_code_says(monkeypatch: pytest.MonkeyPatch) -> None:
