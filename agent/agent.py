@@ -20,6 +20,7 @@ from shoal.agent.config import AgentConfig, ConfigError
 from shoal.agent.directory import Directory, open_directory
 from shoal.agent.durable.data_directory import wipe
 from shoal.agent.host.host import Host
+from shoal.agent.levels import SUPPORTED, LevelRange
 from shoal.agent.log_lines.names import Names
 from shoal.agent.node import Node, Pool, enter_pool, start_node
 from shoal.agent.process.errors import StartError
@@ -64,12 +65,15 @@ class StopRequest:
 class Agent:
     """One agent. A property of a stage that has not been reached raises AttributeError."""
 
-    def __init__(self, config: AgentConfig, *, rng: random.Random | None = None) -> None:
+    def __init__(
+        self, config: AgentConfig, *, rng: random.Random | None = None, levels: LevelRange = SUPPORTED
+    ) -> None:
         self.directory: Directory | None = None
         self.node: Node | None = None
         self.pool: Pool | None = None
         self.cluster: Cluster | None = None
         self._config = config
+        self._levels = levels
         self._rng = rng or random.Random()  # noqa: S311 -- jitter and shuffling, nothing secret
         self._dissolved: str | None = None
         self._last_said = ""
@@ -166,7 +170,7 @@ class Agent:
         self, parts: AsyncExitStack, stop: StopRequest, on_ready: Callable[[Agent], None] | None
     ) -> None:
         directory = self.directory = await open_directory(self._config, parts, self._wipe_if_dissolved)
-        node = self.node = await start_node(directory, self._names, parts, self._rng, stop.ask)
+        node = self.node = await start_node(directory, self._names, parts, self._rng, stop.ask, self._levels)
         pool = self.pool = await enter_pool(node, parts)
         self._goodbyes.append(pool.membership.leave)
         async with asyncio.TaskGroup() as tasks:

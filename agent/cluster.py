@@ -20,6 +20,7 @@ from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry
 from shoal.agent.durable.ids import GroupId, IdentityError
 from shoal.agent.host.host import Host, HostConfig
 from shoal.agent.host.scrubber import Scrubber
+from shoal.agent.levels import refusal
 from shoal.agent.node import Node, Pool
 from shoal.agent.partition.opener import Stores
 from shoal.agent.peers.messages import PeerMessage
@@ -32,10 +33,12 @@ from shoal.agent.routing.exchange import RouteExchange
 from shoal.agent.routing.table import Claim, claim_of
 from shoal.agent.service.cluster_view import Joined
 from shoal.agent.topics.births import BirthTelling
+from shoal.agent.topics.catalog import Catalog
 from shoal.agent.topics.catalog_founders import birth_from_log
 from shoal.agent.topics.catalog_service import CatalogService
-from shoal.agent.topics.catalog_upkeep import UPKEEP_INTERVAL_S, CatalogUpkeep
+from shoal.agent.topics.catalog_upkeep import UPKEEP_INTERVAL_S, CatalogUpkeep, LevelUpkeep
 from shoal.agent.topics.cluster_file import ClusterRecord, save_cluster
+from shoal.agent.topics.local_catalog import LocalCatalog
 from shoal.replication.config import RaftConfig
 from shoal.segment_store.errors import StoreError
 
@@ -64,6 +67,7 @@ async def find_cluster(node: Node, pool: Pool, say: Callable[[str], None]) -> Cl
         rng=node.rng,
         adopt=adopt,
         say=say,
+        levels=node.levels,
     )
     record, cluster_id = directory.record, directory.identity.cluster_id
     if record is None and cluster_id is None:
@@ -139,6 +143,9 @@ class Cluster:
             node.clock.now_ms,
             replace_after_ms=node.config.replace_after_ms,
         )
+        levels = LevelUpkeep(
+            node.roster, joined.catalog, node.clock.now_ms, holders=joined.routes.table.holders
+        )
         return {
             "host": joined.host.run(),
             "catalog": joined.catalog.run(),
@@ -150,6 +157,7 @@ class Cluster:
             "scrubber": joined.scrubber.run(),
             "births": births.run(),
             "upkeep": repeat(UPKEEP_INTERVAL_S, upkeep.look),
+            "level": repeat(UPKEEP_INTERVAL_S, levels.look),
         }
 
     async def _tell_catalog_version(self) -> None:
@@ -157,11 +165,17 @@ class Cluster:
         while True:
             epoch, offset = published = catalog.local.published
             roster.set_catalog(published, has_topics=bool(catalog.catalog.topics))
+            roster.set_level(catalog.catalog.level)
             await catalog.local.wait_published(CatalogVersion(epoch, offset + 1), CATALOG_TOLD_MS)
 
 
 async def make_cluster(node: Node, parts: AsyncExitStack, record: ClusterRecord) -> Cluster:
-    """Nothing of it has started. Raises StartError when the stored state cannot be opened."""
+    """Nothing of it has started. Raises StartError when the stored state cannot be opened, or is of a level
+    that this agent does not understand."""
+    level = Catalog.from_bytes(record.catalog).level
+    if (reason := refusal(node.levels, level)) is not None:
+        raise StartError(f"cluster {record.cluster}: {reason}")
+    node.roster.set_level(level)
     node.links.cluster_id = record.cluster_id
     host = await _make_host(node, parts, record.cluster_id, lambda group: routes.group_changed(group))
     routes = _make_routes(node, host)
@@ -242,12 +256,12 @@ def _make_catalog(node: Node, host: Host, record: ClusterRecord) -> CatalogServi
         return None if found is None else found.agent_id
 
     return CatalogService(
-        record=record,
+        local=LocalCatalog(record, host, partial(save_cluster, node.directory.disk, node.config.data)),
         groups=host,
         peers=node.roster,
         watch=node.watch,
         rng=node.rng,
-        save=partial(save_cluster, node.directory.disk, node.config.data),
         leader=leader,
         now_us=node.clock.now_us,
+        levels=node.levels,
     )

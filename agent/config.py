@@ -108,6 +108,7 @@ class AgentConfig:
     dissolve_timeout_ms: int = 15_000
     replace_after_ms: int = 5 * 60_000
     scrub_bytes_per_s: int = 8 * 2**20
+    hold_level: bool = False
 
     @classmethod
     def from_sources(

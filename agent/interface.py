@@ -111,6 +111,14 @@ class Topics(Protocol):
     async def topic_document(self, name: str) -> Json: ...
 
 
+class Levels(Protocol):
+    """The cluster's feature level. It is raised at the catalog's leader; elsewhere ShoalError("not-leader",
+    leader_url=...)."""
+
+    def level_document(self) -> Json: ...
+    async def raise_level(self, wanted: object, timeout_ms: int) -> Json: ...
+
+
 class Members(Protocol):
     """The pool, and this agent's place in it."""
 
@@ -127,7 +135,7 @@ class Peers(Protocol):
     """The connections between agents, which come in at the same port."""
 
     async def accept_peer(
-        self, transport: asyncio.Transport | None, http_protocol: asyncio.BaseProtocol
+        self, transport: asyncio.Transport | None, http_protocol: asyncio.BaseProtocol, terms: str | None
     ) -> None: ...
     def knows_address(self, address: str) -> bool: ...
 
@@ -141,7 +149,7 @@ class Documents(Protocol):
     def metrics(self) -> bytes: ...
 
 
-class Broker(Records, Leaders, Topics, Members, Peers, Documents, Protocol):
+class Broker(Records, Leaders, Topics, Levels, Members, Peers, Documents, Protocol):
     """The whole agent."""
 
     @property

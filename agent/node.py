@@ -26,6 +26,7 @@ from shoal.agent.events.change_counter import Watch
 from shoal.agent.events.feed import EventFeed
 from shoal.agent.http.admission.limits import limits_for
 from shoal.agent.http.app import make_runner
+from shoal.agent.levels import HOLD, LevelRange
 from shoal.agent.log_lines.names import Names
 from shoal.agent.members.contact import PoolContact
 from shoal.agent.members.duplicate_identity import DuplicateIdentityWatch, Life
@@ -37,6 +38,7 @@ from shoal.agent.members.tags import (
     TAG_CLUSTER_ID,
     TAG_DOMAIN,
     TAG_DRAINED,
+    TAG_LEVELS,
     TAG_NAME,
     TAG_URL,
     TAG_VERSION,
@@ -77,6 +79,7 @@ class Node:
     broker: Broker
     life: Life
     twins: DuplicateIdentityWatch
+    levels: LevelRange
 
     @property
     def config(self) -> AgentConfig:
@@ -103,8 +106,10 @@ async def start_node(
     parts: AsyncExitStack,
     rng: random.Random,
     request_stop: Callable[[], None],
+    levels: LevelRange,
 ) -> Node:
-    """Raises PortError, and StartError where another process runs with this identity."""
+    """`levels`: those that this agent understands. Raises PortError, and StartError where another process
+    runs with this identity."""
     config, identity = directory.config, directory.identity
     names.learn_agent(identity.agent_id, identity.name)
     listener, url = await _listen_http(config, identity, parts)
@@ -112,7 +117,7 @@ async def start_node(
     identity = replace(identity, http_port=int(listener.getsockname()[1]))
     clock, boot_nonce = SystemClock(), os.urandom(NONCE_BYTES)
     watch, events = Watch(boot_nonce.hex()), EventFeed(boot_nonce.hex())
-    links = _make_links(config, identity, clock, rng, boot_nonce)
+    links = _make_links(config, identity, clock, rng, boot_nonce, levels)
     roster = Roster(agent_id=identity.agent_id, cluster=config.cluster, links=links, watch=watch)
     parts.callback(roster.stop)
     draining = Draining(directory.disk, config.data, roster)
@@ -147,6 +152,7 @@ async def start_node(
         broker=broker,
         life=life,
         twins=twins,
+        levels=levels,
     )
     await _serve_http(node, parts, listener)
     return node
@@ -172,7 +178,12 @@ def _url_at(config: AgentConfig, port: int) -> str:
 
 
 def _make_links(
-    config: AgentConfig, identity: AgentIdentity, clock: SystemClock, rng: random.Random, boot_nonce: bytes
+    config: AgentConfig,
+    identity: AgentIdentity,
+    clock: SystemClock,
+    rng: random.Random,
+    boot_nonce: bytes,
+    levels: LevelRange,
 ) -> Links:
     interval_ms = config.heartbeat_interval_ms
     links = Links(
@@ -186,6 +197,7 @@ def _make_links(
             silence_after_loss_ms=2 * interval_ms,
             silence_after_ms=max(config.election_timeout_ms, 2 * interval_ms),
         ),
+        levels=levels,
     )
     if is_own_address(config.advertised_address):
         links.dialler.own_address = config.advertised_address
@@ -211,6 +223,7 @@ async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
         TAG_DOMAIN: config.failure_domain or host_name(socket.gethostname()),
         TAG_WEIGHT: str(config.weight),
         TAG_BOOT_NONCE: node.life.run,
+        TAG_LEVELS: f"{node.levels}{HOLD if config.hold_level else ''}",
     }
     if node.draining.wanted:
         tags[TAG_DRAINED] = "1"

@@ -111,6 +111,9 @@ SETTINGS: Mapping[str, Words] = {
         "How long a member is unreachable before its replicas are placed elsewhere, at most 7d."
     ),
     "scrub_bytes_per_s": Words("Rate at which stored bytes are read again and verified. 0 disables it."),
+    "hold_level": Words(
+        "The cluster keeps its feature level while a member has this, until `shoal cluster raise-level`."
+    ),
 }
 TOPIC_SETTINGS: Mapping[str, TopicWords] = {
     "kind": TopicWords(CREATION, "Kind of topic. `log` is the only kind."),

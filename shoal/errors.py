@@ -23,7 +23,8 @@ ErrorCode: TypeAlias = Literal[
     "topic-differs", "not-enough-members", "keys-differ", "unreachable", "not-failed", "recovery-refused",
     "producer-fenced", "sequence-gap", "sequence-differs", "trimmed", "too-large", "unsupported-media-type",
     "beyond-end", "not-leader", "overloaded", "too-many-producers", "internal", "no-leader", "not-ready",
-    "stopping", "damaged", "timeout", "leadership-lost", "catalog-full", "disk-full",
+    "stopping", "damaged", "timeout", "leadership-lost", "catalog-full", "disk-full", "level-too-low",
+    "level-refused",
 ]  # fmt: skip
 """The codes of ERRORS, for type checkers: a code that is not in the table does not pass them."""
 
@@ -60,6 +61,8 @@ _TABLE: Final = (
     ErrorRow("unreachable", 409, "Nobody answers at these addresses", True, True),
     ErrorRow("not-failed", 409, "The member has not failed", False, True),
     ErrorRow("recovery-refused", 409, "The partition must not be recovered by force now", False, True),
+    ErrorRow("level-too-low", 409, "The cluster's level does not allow this yet", False, True),
+    ErrorRow("level-refused", 409, "The cluster's level must not be raised so", False, True),
     ErrorRow("producer-fenced", 409, "A newer epoch of this producer is known", False, True),
     ErrorRow("sequence-gap", 409, "The producer's sequence does not follow the last one", False, True),
     ErrorRow("sequence-differs", 409, "The sequence is stored with other records", False, True),

@@ -22,6 +22,7 @@ FILE_ROOMS = {
     "agent/config.py": "agent/config",
     "agent/fetch.py": "agent/fetch",
     "agent/interface.py": "agent/interface",
+    "agent/levels.py": "agent/levels",
     "agent/settings.py": "agent/settings",
     "agent/submission.py": "agent/submission",
     "agent/__main__.py": "agent/__main__",
@@ -38,7 +39,14 @@ FILE_ROOMS = {
 }
 # What any room may import: it knows nobody.
 COMMON = frozenset(
-    ("agent/log_lines", "shoal/errors", "shoal/format", "shoal/addresses", "shoal/unpicklable")
+    (
+        "agent/levels",
+        "agent/log_lines",
+        "shoal/errors",
+        "shoal/format",
+        "shoal/addresses",
+        "shoal/unpicklable",
+    )
 )
 # What each room may import beside that. Rooms stand in the order of their floors: none imports one above it.
 ROOMS = {
@@ -98,6 +106,7 @@ ROOMS = {
     "agent/interface": "agent/events agent/fetch agent/submission membership/interface",
     "agent/fetch": "",
     "agent/submission": "",
+    "agent/levels": "",
     "agent/events": "agent/process",
     "agent/process": "agent/config segment_store/errors",
     "agent/log_lines": "",

@@ -16,8 +16,10 @@ from shoal.agent.bootstrap.introduction import Introduction, IntroductionError, 
 from shoal.agent.bootstrap.rules import Decision, Found, Join, View, Wait, decide
 from shoal.agent.config import AgentConfig
 from shoal.agent.durable.ids import ID_BYTES
+from shoal.agent.levels import SUPPORTED, LevelRange, refusal
 from shoal.agent.members.roster import Roster
 from shoal.agent.process.clock import Clock, is_set_within
+from shoal.agent.process.errors import StartError
 from shoal.agent.topics.catalog import Catalog
 from shoal.agent.topics.cluster_file import ClusterRecord
 
@@ -41,8 +43,10 @@ class ClusterFinder:
         rng: random.Random,
         adopt: Callable[[ClusterRecord], Awaitable[None]],
         say: Callable[[str], None],
+        levels: LevelRange = SUPPORTED,
     ) -> None:
-        """`adopt` makes the record durable; `say` is told why the agent waits."""
+        """`adopt` makes the record durable; `say` is told why the agent waits. `levels`: those that this
+        agent understands."""
         self._config = config
         self._agent_id = agent_id
         self._roster = roster
@@ -50,6 +54,7 @@ class ClusterFinder:
         self._rng = rng
         self._adopt = adopt
         self._say = say
+        self._levels = levels
         self._changed = asyncio.Event()
         self._started_ms = clock.now_ms()
         self._last_change_ms = self._started_ms
@@ -64,7 +69,8 @@ class ClusterFinder:
         self._changed.set()
 
     async def find_cluster(self) -> ClusterRecord:
-        """Return once this agent belongs to a cluster; that may take for ever, by design (safety 6)."""
+        """Return once this agent belongs to a cluster; that may take for ever, by design (safety 6). Raises
+        StartError where the cluster is at a level that this agent does not understand."""
         while True:
             self._changed.clear()
             decision = decide(self._view())
@@ -109,11 +115,14 @@ class ClusterFinder:
         shuffled = list(urls)
         self._rng.shuffle(shuffled)
         try:
-            return await ask(shuffled, cluster_id)
+            introduction = await ask(shuffled, cluster_id)
         except IntroductionError as error:
             self._say(f"nobody could introduce cluster {cluster_id.hex()[:8]} yet: {error}")
             await asyncio.sleep(RETRY_MS * self._rng.uniform(0.5, 1.0) / 1_000)
             return None
+        if (reason := refusal(self._levels, introduction.level)) is not None:
+            raise StartError(f"cannot join cluster {introduction.cluster}: {reason}")
+        return introduction
 
     async def recover_birth(
         self, cluster_id: bytes, from_log: Callable[[], Awaitable[tuple[str, ...] | None]]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from shoal.agent.durable.ids import ID_BYTES
+from shoal.agent.levels import FIRST_LEVEL, Level, level_in
 from shoal.agent.members.duplicate_identity import agent_document
 
 MAX_BIRTH_VOTERS = 7
@@ -30,6 +31,7 @@ class Introduction(NamedTuple):
     cluster: str
     cluster_id: bytes
     catalog_birth: tuple[str, ...]
+    level: Level = FIRST_LEVEL
 
 
 async def ask(urls: Sequence[str], cluster_id: bytes) -> Introduction:
@@ -56,8 +58,9 @@ def parse_introduction(body: bytes) -> Introduction:
             _text(document["cluster"]),
             bytes.fromhex(_text(document["cluster_id"])),
             tuple(_text(voter) for voter in birth),
+            level_in(document["catalog"].get("level")) or FIRST_LEVEL,
         )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise IntroductionError(f"not in a cluster yet ({type(error).__name__})") from None
     if len(introduction.cluster_id) != ID_BYTES:
         raise IntroductionError("its cluster id is none")

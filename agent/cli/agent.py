@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.agent.cli.terminal.options import example, option
+from shoal.agent.cli.terminal.options import example, flag, option
 from shoal.agent.cli.terminal.output import CliError, UsageError, say
 
 if TYPE_CHECKING:
@@ -65,6 +65,10 @@ def agent(
     ] = None,
     scrub_bytes_per_s: Annotated[
         int | None, option("N", "Rate at which stored data are verified; default 8388608; 0: never.")
+    ] = None,
+    hold_level: Annotated[
+        bool | None,
+        flag("Keep the cluster's feature level until `shoal cluster raise-level`.", "--hold-level"),
     ] = None,
     gossip: Annotated[str | None, option("KIND", "embedded, the default, or serf: by a Serf agent.")] = None,
     serf_rpc: Annotated[

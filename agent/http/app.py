@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from shoal.agent.http.admin import events, keys, members, operate, topics, trim
+from shoal.agent.http.admin import events, keys, level, members, operate, topics, trim
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.admission.origin import HostPolicy
 from shoal.agent.http.admission.places import Place
@@ -39,7 +39,7 @@ logger = logging.getLogger("shoal.http")
 SHUTDOWN_SECONDS = 5.0
 # Connections that the kernel completes before they are accepted.
 BACKLOG = 128
-PARTS = (produce, read, merged, topics, offsets, trim, members, events, keys, operate)
+PARTS = (produce, read, merged, topics, offsets, trim, members, level, events, keys, operate)
 
 
 class Dispatcher:

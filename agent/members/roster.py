@@ -16,6 +16,7 @@ from shoal.addresses import plain_address
 from shoal.agent.durable.catalog_version import CatalogVersion, version_from_text
 from shoal.agent.durable.ids import ID_BYTES
 from shoal.agent.events.change_counter import Watch
+from shoal.agent.levels import HOLD, Level, LevelRange, range_from_text
 from shoal.agent.members.tags import (
     LIVE,
     TAG_BOOT_NONCE,
@@ -24,6 +25,7 @@ from shoal.agent.members.tags import (
     TAG_CLUSTER_ID,
     TAG_DOMAIN,
     TAG_DRAINED,
+    TAG_LEVELS,
     TAG_NAME,
     TAG_PLACEMENT,
     TAG_TOPICS,
@@ -180,6 +182,26 @@ class Roster:
         """The catalog version of this agent, and whether its cluster holds anything."""
         self._set_later(TAG_CATALOG, str(version))
         self._set_later(TAG_TOPICS, "1" if has_topics else "0")
+
+    def set_level(self, level: Level) -> None:
+        """Of the cluster. Links to agents that do not understand it are refused from now on."""
+        self._links.level = level
+
+    def understood_levels(self) -> dict[str, LevelRange]:
+        """By members of this cluster that have not left, failed ones among them, as they last said."""
+        return {
+            member.name: range_from_text(member.tags.get(TAG_LEVELS))
+            for member in self.ours()
+            if member.status != "left"
+        }
+
+    def holds_level(self) -> list[str]:
+        """Members that have not left and want the cluster's level to stay (--hold-level)."""
+        return [
+            member.name
+            for member in self.ours()
+            if member.status != "left" and member.tags.get(TAG_LEVELS, "").endswith(HOLD)
+        ]
 
     def _set_later(self, tag: str, value: str) -> None:
         if self._tags.get(tag) == value:

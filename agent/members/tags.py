@@ -20,6 +20,7 @@ TAG_BOOT_NONCE = "boot"
 TAG_PLACEMENT = "pv"
 TAG_CATALOG = "cv"
 TAG_TOPICS = "nt"
+TAG_LEVELS = "lv"
 TAGS = frozenset(
     (
         TAG_VERSION,
@@ -34,6 +35,7 @@ TAGS = frozenset(
         TAG_PLACEMENT,
         TAG_CATALOG,
         TAG_TOPICS,
+        TAG_LEVELS,
     )
 )
 

@@ -28,6 +28,7 @@ from shoal.agent.peers.frames import (
     encode_refusal,
     frame_head,
 )
+from shoal.agent.peers.terms import BEFORE_TERMS, HEADER, TermsError, agree, terms_in_head
 
 if TYPE_CHECKING:
     from shoal.agent.peers.links import Links
@@ -64,6 +65,8 @@ class PeerConnection(asyncio.Protocol):
         """Done when open, or refused with the reason; never done on a connection lost while greeting."""
         self.closed = asyncio.Event()
         self.kind = LinkKind.CONTROL
+        self.terms = BEFORE_TERMS
+        """Of the other side."""
         self.peer_id = ""
         self.boot_nonce = b""
         self.address: str | None = None
@@ -84,8 +87,9 @@ class PeerConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         if self._dialled is not None:
             _, _, host = self._dialled
-            headers = f"Host: {host}\r\nConnection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n\r\n"
-            self._transport.write(f"GET /v1/peer HTTP/1.1\r\n{headers}".encode())
+            headers = f"Host: {host}\r\nConnection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n"
+            terms = f"{HEADER}: {self._owner.terms().to_text()}\r\n"
+            self._transport.write(f"GET /v1/peer HTTP/1.1\r\n{headers}{terms}\r\n".encode())
 
     def data_received(self, data: bytes) -> None:
         if self.closing:
@@ -126,7 +130,8 @@ class PeerConnection(asyncio.Protocol):
             if len(self._upgrade) > MAX_UPGRADE_BYTES:
                 raise PeerWireError("the answer to the upgrade has no end")
             return b""
-        status = bytes(self._upgrade[:end]).split(b"\r\n", 1)[0]
+        head = bytes(self._upgrade[:end])
+        status = head.split(b"\r\n", 1)[0]
         rest = bytes(self._upgrade[end + 4 :])
         if status.split(b" ")[:2] != [b"HTTP/1.1", b"101"]:
             # Not a byte more, since it still speaks HTTP; and no fault: it may be starting, or leaving.
@@ -134,11 +139,20 @@ class PeerConnection(asyncio.Protocol):
         self._upgrade = None
         assert self._dialled is not None
         kind, peer_id, _ = self._dialled
+        self.terms = terms_in_head(head)
         self._send_hello(kind, peer_id)
         return rest
 
+    def _agreed_version(self) -> int:
+        """Of the link. Raises Refused."""
+        try:
+            return agree(self._owner.terms(), self.terms)
+        except TermsError as error:
+            raise Refused(str(error)) from None
+
     def _send_hello(self, kind: LinkKind, peer_id: str) -> None:
-        self._say(FrameType.HELLO, self._owner.greeting(kind, peer_id).to_bytes())
+        hello = self._owner.greeting(kind, peer_id)
+        self._say(FrameType.HELLO, hello.to_bytes(self._agreed_version()))
 
     def _say(self, frame_type: FrameType, payload: bytes) -> None:
         assert self._transport is not None
@@ -151,7 +165,7 @@ class PeerConnection(asyncio.Protocol):
             raise PeerWireError(f"frame type {frame.type} before the greeting was answered")
         elif frame.type == FrameType.HELLO:
             self._has_greeted = True
-            self.greet(Hello.from_bytes(frame.payload))
+            self.greet(Hello.from_bytes(frame.payload, self._agreed_version()))
         elif frame.type == FrameType.REFUSED:
             self._end(Refused(decode_refusal(frame.payload)))
         else:

@@ -17,7 +17,6 @@ from shoal.agent.durable.ids import GROUP_ID_BYTES, GroupId, group_id_from_bytes
 from shoal.format.batch import MAX_FRAME_BYTES
 
 PROTOCOL = "shoal-peer/1"
-VERSION = 1
 Piece: TypeAlias = bytes | memoryview
 """Of a frame on its way: stored frames go as they lie in memory."""
 
@@ -156,11 +155,11 @@ class Hello(NamedTuple):
     expected_agent_id: str
     boot_nonce: bytes
 
-    def to_bytes(self) -> bytes:
-        """The payload of a HELLO frame."""
+    def to_bytes(self, version: int) -> bytes:
+        """The payload of a HELLO frame, in the link version that both sides chose."""
         return _HELLO.pack(
             _HELLO_MAGIC,
-            VERSION,
+            version,
             self.kind,
             self.cluster_id,
             bytes.fromhex(self.agent_id),
@@ -169,16 +168,16 @@ class Hello(NamedTuple):
         )
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Hello":
+    def from_bytes(cls, data: bytes, agreed_version: int) -> "Hello":
         """Raises PeerWireError."""
         if len(data) != _HELLO.size:
             raise PeerWireError(f"a greeting of {len(data)} bytes")
         magic, version, kind, cluster_id, agent_id, expected, nonce = _HELLO.unpack(data)
         if magic != _HELLO_MAGIC:
             raise PeerWireError("not a greeting")
-        if version != VERSION:
+        if version != agreed_version:
             raise PeerWireError(
-                f"the peer speaks version {version} of the link protocol, this agent {VERSION}"
+                f"a greeting of link version {version}, where the two sides chose {agreed_version}"
             )
         if kind not in (LinkKind.CONTROL, LinkKind.BULK):
             raise PeerWireError(f"link kind {kind}")

@@ -14,6 +14,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext
 
 from shoal.addresses import host_of, plain_address
+from shoal.agent.levels import FIRST_LEVEL, SUPPORTED, LevelRange
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.peers.connection import PeerConnection, Refused
@@ -25,6 +26,7 @@ from shoal.agent.peers.lobby import Lobby
 from shoal.agent.peers.requests import PeerRequestFailed as PeerRequestFailed
 from shoal.agent.peers.requests import PeerUnavailable as PeerUnavailable
 from shoal.agent.peers.requests import RequestHandler, Requests
+from shoal.agent.peers.terms import HEADER, LinkTerms, terms_from_text
 from shoal.agent.process.clock import Clock
 from shoal.errors import ShoalError
 
@@ -50,11 +52,15 @@ class Links:
         clock: Clock,
         rng: random.Random,
         config: LinkConfig | None = None,
+        levels: LevelRange = SUPPORTED,
     ) -> None:
+        """`levels`: those that this agent understands."""
         self.agent_id = agent_id
         self.boot_nonce = boot_nonce
         self.cluster_id = cluster_id
         """None until the agent has bootstrapped or joined; nobody is connected before."""
+        self.level = FIRST_LEVEL
+        """Of the cluster, as far as this agent knows."""
         self.on_silence: Callable[[str], None] = lambda _: None
         self.liveness_tail: Callable[[], bytes] = lambda: b""
         """What else to say in the liveness frames of this heartbeat interval."""
@@ -66,6 +72,7 @@ class Links:
         """Called when a leader's entries have left."""
         self._clock = clock
         self._config = config or LinkConfig()
+        self._levels = levels
         self.dialler = Dialler(self, self._config, rng, self._report_silence)
         self.requests = Requests(self.send_bulk)
         self._peers: dict[str, LinkedPeer] = {}
@@ -172,21 +179,27 @@ class Links:
                 if task is None or task.done():
                     peer.dialling[kind] = self._spawn(self.dialler.keep_dialled(peer, kind))
 
-    async def accept(self, transport: asyncio.Transport | None, http_protocol: asyncio.BaseProtocol) -> None:
+    async def accept(
+        self,
+        transport: asyncio.Transport | None,
+        http_protocol: asyncio.BaseProtocol,
+        terms_text: str | None = None,
+    ) -> None:
         """A connection on which GET /v1/peer was asked: taken over from the HTTP server, until it is closed.
-        ShoalError not-ready before anything was written."""
+        `terms_text`: what the other side says in the header HEADER. ShoalError not-ready before anything was
+        written."""
         if not self._running or self.cluster_id is None:
             raise ShoalError("not-ready", "this agent takes no peers: it has no cluster yet, or is leaving")
         if transport is None or transport.is_closing():
             return
         connection = PeerConnection(self, None)
+        connection.terms = terms_from_text(terms_text)
         connection.take_address(transport)
         address = connection.address
         known = address is not None and plain_address(address) in self._known_addresses
         self._lobby.admit(connection, from_a_peers_address=known)
-        transport.write(
-            f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n\r\n".encode()
-        )
+        head = f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n"
+        transport.write(f"{head}{HEADER}: {self.terms().to_text()}\r\n\r\n".encode())
         transport.set_protocol(connection)
         if not transport.is_reading():
             transport.resume_reading()
@@ -222,6 +235,10 @@ class Links:
         return f"{name} is at {at} by gossip, but connects from {connection.address}: check its --advertise"
 
     # What connections report
+
+    def terms(self) -> LinkTerms:
+        """This agent's."""
+        return LinkTerms(levels=self._levels, level=self.level)
 
     def greeting(self, kind: LinkKind, peer_id: str) -> Hello:
         """What this agent says of itself."""

@@ -280,6 +280,15 @@ class RouteTable:
         """Agent id -> its claim, for every agent that holds the group."""
         return {agent: self._agents[agent].claims[group] for agent in sorted(self._holders.get(group, ()))}
 
+    def holders(self) -> set[str]:
+        """Agents that claims name as voters or learners of a group."""
+        return {
+            agent
+            for holder in self.agents()
+            for claim in self.claims_of(holder)
+            for agent in (*claim.voters, *claim.learners)
+        }
+
     def leadership(self, group: GroupId, is_live: Callable[[str], bool]) -> Claim | None:
         """The newest claim, whose `leader` is None when nobody leads. None: nobody claims anything.
 

@@ -29,10 +29,10 @@ from shoal.agent.placement.drain import Draining
 from shoal.agent.process.clock import Clock
 from shoal.agent.service import documents
 from shoal.agent.service.cluster_view import AgentFacts, Joined
+from shoal.agent.service.level_admin import LevelService
 from shoal.agent.service.metrics import render_metrics
 from shoal.agent.service.readiness import catalog_check, disk_check
 from shoal.agent.service.records import RecordService
-from shoal.agent.service.topic_admin import TopicService
 from shoal.errors import ShoalError
 from shoal.format.timestamps import format_time
 from shoal.membership.interface import JoinError
@@ -41,7 +41,7 @@ MAX_WAIT_MS = 60_000  # of a blocking query, as docs/http.md says
 MAX_DAMAGE_SHOWN = 100  # ranges of one partition: a reader of more needs no list of them
 
 
-class Broker(RecordService, TopicService):
+class Broker(RecordService, LevelService):
     """One per agent: all that agent/interface.py asks for."""
 
     def __init__(
@@ -224,9 +224,11 @@ class Broker(RecordService, TopicService):
         assessment = await (host.recovery.recover(group) if carry_out else host.recovery.assess(group))
         return assessment.document(topic, partition, self._names())
 
-    async def accept_peer(self, transport: Transport | None, http_protocol: BaseProtocol) -> None:
+    async def accept_peer(
+        self, transport: Transport | None, http_protocol: BaseProtocol, terms: str | None
+    ) -> None:
         """GET /v1/peer: the links take the connection over until its end."""
-        await self._links.accept(transport, http_protocol)
+        await self._links.accept(transport, http_protocol, terms)
 
     def knows_address(self, address: str) -> bool:
         """Whether a member lives there, as far as gossip says."""

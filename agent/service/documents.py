@@ -103,7 +103,12 @@ def _role_now(view: Overview, claim: Claim, agent_id: str) -> str:
 
 def catalog_document(birth: Sequence[str], catalog: Catalog) -> dict[str, Any]:
     """The catalog in an agent's document. epoch: in hexadecimal digits, "0" until a recovery by force."""
-    return {"birth": list(birth), "version": catalog.offset, "epoch": format(catalog.epoch, "x")}
+    return {
+        "birth": list(birth),
+        "version": catalog.offset,
+        "epoch": format(catalog.epoch, "x"),
+        "level": catalog.level,
+    }
 
 
 def kept_here(kept: Sequence[Kept]) -> list[dict[str, Any]]:

@@ -19,14 +19,8 @@ from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError
 from shoal.agent.process.clock import is_set_within
-from shoal.agent.topics.catalog import (
-    Births,
-    Catalog,
-    CatalogError,
-    ConfirmBirths,
-    decode_command,
-    encode_command,
-)
+from shoal.agent.topics.catalog import Births, Catalog, CatalogError, ConfirmBirths
+from shoal.agent.topics.catalog_codec import decode_command, encode_command
 from shoal.agent.topics.catalog_service import CatalogService
 from shoal.errors import ShoalError
 from shoal.replication.interfaces import generation_of

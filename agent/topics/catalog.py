@@ -7,7 +7,8 @@ voters. All that stands here was committed.
 Rules kept here (safety 1, 4, 6): a partition's birth changes only while nobody has led it. A deleted topic
 leaves a tombstone until each holder has confirmed that the data are gone, or is gone for good. A sealed
 catalog takes no topic, and only an empty one can be sealed. A state belongs to the lineage that its epoch
-names (catalog_version.py); numbers count in that lineage alone.
+names (catalog_version.py); numbers count in that lineage alone. A state has the cluster's level (levels.py),
+which only rises.
 """
 
 from __future__ import annotations
@@ -16,36 +17,27 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from shoal.agent.durable.catalog_version import CatalogVersion
-from shoal.agent.interface import MAX_PARTITIONS
+from shoal.agent.levels import FIRST_LEVEL, Level
 from shoal.agent.topics.entries import (
-    COMMAND_VERSION,
     CatalogError,
     PartitionBirth,
     Tombstone,
     TopicEntry,
-    agent_id_in,
     entry_document,
     entry_from,
-    generation_in,
     id_in,
     integer_in,
     list_in,
     load_document,
-    mapping_in,
-    mask_from_text,
     mask_of,
-    mask_to_text,
-    settings_in,
     tombstone_document,
     tombstone_from,
-    voters_in,
 )
 from shoal.agent.topics.settings import TopicSettings, with_changes
 
-MAX_COMMAND_BYTES = 1 << 20  # 1,024 partitions with seven voters of 32 hex digits each, and room
 MAX_STATE_BYTES = 16 << 20
 """A catalog stays below: it is one file of every agent, written anew with every change."""
 MAX_COST = MAX_STATE_BYTES * 3 // 4
@@ -135,6 +127,14 @@ class RepeatBirths:
     births: tuple[Rebirth, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RaiseLevel:
+    """The cluster works at this level from here on. The command is itself of that level, so that an agent
+    that does not understand it stops before it."""
+
+    level: Level
+
+
 Command = (
     CreateTopic
     | ChangeTopic
@@ -144,6 +144,7 @@ Command = (
     | BeginEpoch
     | ConfirmBirths
     | RepeatBirths
+    | RaiseLevel
 )
 Outcome = Literal[
     "done",
@@ -171,6 +172,7 @@ class Catalog:
     _by_id: dict[bytes, TopicEntry] = field(default_factory=dict)
     cost: int = 0
     """Of all topics and tombstones."""
+    level: Level = FIRST_LEVEL
 
     def __repr__(self) -> str:
         names = ",".join(sorted(self.topics))
@@ -217,6 +219,8 @@ class Catalog:
                 return self._born(births)
             case RepeatBirths(topic_id, rebirths):
                 return self._bear_again(topic_id, rebirths)
+            case RaiseLevel(level):
+                return self._raise_level(level)
             case BeginEpoch():
                 return "already-applied"
 
@@ -341,8 +345,15 @@ class Catalog:
             self.sealed_for = successor
         return "done"
 
+    def _raise_level(self, level: Level) -> Outcome:
+        if level <= self.level:
+            return "too-late"
+        self.level = level
+        return "done"
+
     def check_invariants(self) -> None:
         """Asserts; called by tests after every command."""
+        assert self.level >= FIRST_LEVEL
         assert {entry.topic_id for entry in self.topics.values()} == set(self._by_id)
         assert all(name == entry.name for name, entry in self.topics.items())
         assert all(entry.unborn >> len(entry.partitions) == 0 for entry in self.topics.values())
@@ -361,7 +372,7 @@ class Catalog:
     def to_bytes(self) -> bytes:
         """The whole state, for a follower's pull and for the copy on disk."""
         document = {
-            "v": COMMAND_VERSION,
+            "v": self.level,
             "version": self.offset,
             **({"epoch": self.epoch} if self.epoch else {}),
             "sealed_for": None if self.sealed_for is None else self.sealed_for.hex(),
@@ -373,10 +384,9 @@ class Catalog:
     @classmethod
     def from_bytes(cls, data: bytes) -> Catalog:
         """Raises CatalogError, and nothing else, for anything to_bytes() did not write."""
-        document = load_document(data, MAX_READ_BYTES)
-        catalog = cls(
-            offset=integer_in(document, "version"), epoch=integer_in({"epoch": 0, **document}, "epoch")
-        )
+        level, document = load_document(data, MAX_READ_BYTES)
+        epoch = integer_in({"epoch": 0, **document}, "epoch")
+        catalog = cls(integer_in(document, "version"), epoch, level=level)
         sealed_for = document.get("sealed_for")
         catalog.sealed_for = None if sealed_for is None else id_in(document, "sealed_for")
         for item in list_in(document, "topics"):
@@ -391,83 +401,7 @@ class Catalog:
         return catalog
 
 
-# ---- commands as JSON ----------------------------------------------------------------------------
-
-
-def encode_command(command: Command) -> bytes:
-    """The value of one `_catalog` record."""
-    document: dict[str, Any] = {"v": COMMAND_VERSION}
-    match command:
-        case CreateTopic(entry):
-            document |= {"op": "create", "topic": entry_document(entry)}
-        case ChangeTopic(topic_id, settings):
-            document |= {"op": "change", "id": topic_id.hex(), "settings": settings.to_document()}
-        case DeleteTopic(topic_id, holders):
-            document |= {"op": "delete", "id": topic_id.hex(), "holders": sorted(holders)}
-        case ConfirmDeletion(topic_id, agent_id):
-            document |= {"op": "confirm", "id": topic_id.hex(), "agent": agent_id}
-        case Seal(successor):
-            document |= {"op": "seal", "successor": successor.hex()}
-        case BeginEpoch(epoch, base):
-            document |= {"op": "epoch", "epoch": epoch, "base": base.hex()}
-        case ConfirmBirths(births):
-            masks = [
-                {"id": topic_id.hex(), "birth": generation, "partitions": mask_to_text(partitions)}
-                for topic_id, generation, partitions in births
-            ]
-            document |= {"op": "born", "births": masks}
-        case RepeatBirths(topic_id, rebirths):
-            again = [
-                {"partition": partition, "birth": generation, "voters": list(voters)}
-                for partition, generation, voters in rebirths
-            ]
-            document |= {"op": "rebirth", "id": topic_id.hex(), "births": again}
-    return json.dumps(document, separators=(",", ":")).encode()
-
-
-def decode_command(data: bytes) -> Command:
-    """Raises CatalogError, and nothing else."""
-    document = load_document(data, MAX_COMMAND_BYTES)
-    operation = document.get("op")
-    match operation:
-        case "create":
-            return CreateTopic(entry_from(document.get("topic")))
-        case "change":
-            return ChangeTopic(id_in(document, "id"), settings_in(document.get("settings")))
-        case "delete":
-            holders = list_in(document, "holders") if "holders" in document else []
-            return DeleteTopic(id_in(document, "id"), frozenset(agent_id_in(agent) for agent in holders))
-        case "confirm":
-            return ConfirmDeletion(id_in(document, "id"), agent_id_in(document.get("agent")))
-        case "seal":
-            return Seal(id_in(document, "successor"))
-        case "epoch":
-            return BeginEpoch(integer_in(document, "epoch"), id_in(document, "base"))
-        case "born":
-            return ConfirmBirths(tuple(_births_from(item) for item in list_in(document, "births")))
-        case "rebirth":
-            rebirths = tuple(_rebirth_from(item) for item in list_in(document, "births"))
-            return RepeatBirths(id_in(document, "id"), rebirths)
-        case _:
-            raise CatalogError(f"unknown operation {operation!r}")
-
-
-def _births_from(item: Any) -> Births:
-    document = mapping_in(item)
-    mask = mask_from_text(document.get("partitions"), MAX_PARTITIONS)
-    return Births(id_in(document, "id"), generation_in(document, "birth"), mask)
-
-
-def _rebirth_from(item: Any) -> Rebirth:
-    document = mapping_in(item)
-    partition = integer_in(document, "partition")
-    if partition >= MAX_PARTITIONS:
-        raise CatalogError(f"partition {partition} of at most {MAX_PARTITIONS}")
-    return Rebirth(partition, generation_in(document, "birth"), voters_in(document))
-
-
 __all__ = [
-    "COMMAND_VERSION",
     "CatalogError",
     "PartitionBirth",
     "Tombstone",

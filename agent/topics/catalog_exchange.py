@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 
 from shoal.agent.durable.catalog_version import CatalogVersion
+from shoal.agent.levels import LevelRange
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.members.roster import Roster
@@ -19,6 +20,7 @@ from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError, decode_version
 from shoal.agent.topics.catalog import Catalog, CatalogError
 from shoal.agent.topics.catalog_pull import PIECE_BYTES, Copy, Piece, question_from_bytes
+from shoal.agent.topics.entries import HigherLevel
 from shoal.agent.topics.local_catalog import LocalCatalog
 
 AWAIT_MS = 1_000  # how long a creation waits for the other members to hear of it
@@ -32,7 +34,12 @@ class CatalogExchange:
     """One per catalog service."""
 
     def __init__(
-        self, local: LocalCatalog, peers: Roster, rng: random.Random, leads: Callable[[], bool]
+        self,
+        local: LocalCatalog,
+        peers: Roster,
+        rng: random.Random,
+        leads: Callable[[], bool],
+        levels: LevelRange,
     ) -> None:
         self.news = asyncio.Event()
         """Versions should be compared now."""
@@ -40,6 +47,7 @@ class CatalogExchange:
         self._peers = peers
         self._rng = rng
         self._leads = leads
+        self._levels = levels
         self._heard: dict[str, CatalogVersion] = {}
         self._asking: dict[str, asyncio.Lock] = {}
         self._asked: dict[str, CatalogVersion] = {}
@@ -105,7 +113,8 @@ class CatalogExchange:
     # ---- newer states ----------------------------------------------------------------------------
 
     async def pull_newest(self) -> Catalog | None:
-        """A newer state than the one here, of a peer with the newest; None: there is none now."""
+        """A newer state than the one here, of a peer with the newest; None: there is none now. Raises
+        HigherLevel."""
         peer = self._newest_peer()
         return None if peer is None else await self.pull(peer)
 
@@ -125,9 +134,11 @@ class CatalogExchange:
         return self._rng.choice(sorted(peer for peer, version in versions.items() if version == newest))
 
     async def pull(self, peer: str) -> Catalog | None:
-        """None when the peer cannot give a newer state."""
+        """None when the peer cannot give a newer state. Raises HigherLevel."""
         try:
             newer = await self._copy(peer)
+        except HigherLevel:
+            raise
         except (PeerUnavailable, PeerRequestFailed, CatalogError) as error:
             seldom.info("_catalog: cannot copy the state from %s, trying again: %s", agent_name(peer), error)
             newer = None
@@ -137,7 +148,7 @@ class CatalogExchange:
         return None
 
     async def _copy(self, peer: str) -> Catalog | None:
-        """None when the peer has nothing newer. Raises CatalogError and what a request raises."""
+        """None when the peer has nothing newer. Raises CatalogError, and what a request raises."""
         copy = Copy(self._local.catalog.version)
         while (data := copy.state()) is None:
             answer = await self._peers.request(
@@ -146,4 +157,7 @@ class CatalogExchange:
             if not answer:
                 return None
             copy.add(answer)
-        return Catalog.from_bytes(data)
+        newer = Catalog.from_bytes(data)
+        if not self._levels.has(newer.level):
+            raise HigherLevel(newer.level, self._levels)
+        return newer

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from shoal.agent.durable.catalog_version import EPOCH_RANDOM_BITS, epoch_of, recoveries
@@ -19,6 +19,7 @@ from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.events.change_counter import Watch
 from shoal.agent.host.host import Host
 from shoal.agent.host.unsafe_recovery import EPOCH_BITS
+from shoal.agent.levels import SUPPORTED, LevelRange
 from shoal.agent.log_lines.names import topic_name
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.members.roster import Roster
@@ -26,6 +27,7 @@ from shoal.agent.partition.plan import Plan, StateMachine
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.peers.messages import PeerMessage, decode_topic_id
 from shoal.agent.process.clock import is_set_within
+from shoal.agent.process.errors import StartError
 from shoal.agent.submission import Submission
 from shoal.agent.topics.catalog import (
     BeginEpoch,
@@ -35,14 +37,14 @@ from shoal.agent.topics.catalog import (
     ConfirmBirths,
     ConfirmDeletion,
     Outcome,
+    RaiseLevel,
     TopicEntry,
-    decode_command,
-    encode_command,
 )
+from shoal.agent.topics.catalog_codec import decode_command, encode_command, level_of_command
 from shoal.agent.topics.catalog_exchange import CatalogExchange
 from shoal.agent.topics.catalog_founders import CATALOG_SEGMENT_BYTES
 from shoal.agent.topics.catalog_reconciler import TopicReplicas, tell_cleared_write
-from shoal.agent.topics.cluster_file import ClusterRecord
+from shoal.agent.topics.entries import HigherLevel
 from shoal.agent.topics.kept_replicas import KeptReplicas
 from shoal.agent.topics.local_catalog import LocalCatalog
 from shoal.errors import ShoalError
@@ -79,23 +81,27 @@ class CatalogService:
     def __init__(
         self,
         *,
-        record: ClusterRecord,
+        local: LocalCatalog,
         groups: Host,
         peers: Roster,
         watch: Watch,
         rng: random.Random,
-        save: Callable[[ClusterRecord], Awaitable[None]],
         leader: Callable[[], str | None],
         now_us: Callable[[], int],
+        levels: LevelRange = SUPPORTED,
     ) -> None:
-        """`leader`: the agent that leads the catalog, None while nobody is known to."""
+        """`leader`: the agent that leads the catalog, None while nobody is known to. `levels`: those that
+        this agent understands."""
         self.leader = leader
-        self.local = LocalCatalog(record, groups, save)
-        self.exchange = CatalogExchange(self.local, peers, rng, self.leads)
+        self.local = local
+        self.exchange = CatalogExchange(self.local, peers, rng, self.leads, levels)
         self.halted: str | None = None
         self.sealed = asyncio.Event()
         self.changing = asyncio.Lock()
         """Held while replicas are opened or deleted: one task at a time decides what is here."""
+        self._levels = levels
+        self._outgrown = asyncio.Event()
+        """The cluster is at a level that this agent does not understand."""
         self._groups = groups
         self._peers = peers
         self._watch = watch
@@ -165,11 +171,14 @@ class CatalogService:
         await self._replicas.open_partition(entry, group.partition, replica_id)
 
     async def run(self) -> None:
-        """Follow and carry out, until cancelled. A voter pulls too: its own log may lag."""
+        """Follow and carry out, until cancelled. A voter pulls too: its own log may lag. Raises StartError:
+        the cluster has outgrown this agent."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._carry_out_for_ever())
                 tasks.create_task(self._follow_for_ever())
+                await self._outgrown.wait()
+                raise StartError(f"cluster {self.local.record.cluster}: {self.halted}")
         finally:
             self._save_no_later()
 
@@ -186,15 +195,29 @@ class CatalogService:
             if offset < self.catalog.offset and epoch == recoveries(self.catalog.epoch):
                 continue  # it came in a newer state already
             try:
-                command = decode_command(value or b"")
+                command = self._understood(value or b"")
             except CatalogError as error:
                 # An agent that skipped a command would have another catalog than its peers.
-                self.halted = f"the catalog's record {offset} cannot be understood: {error}"
-                logger.error("_catalog: %s; upgrade this agent to the version of its peers", self.halted)
+                self._halt(offset, error)
                 return
             self._apply_command(offset, command)
             is_work |= not isinstance(command, ConfirmBirths)
         self._after_change(is_work=is_work)
+
+    def _understood(self, value: bytes) -> Command:
+        """Raises CatalogError."""
+        command = decode_command(value)
+        if not self._levels.has(level := level_of_command(command)):
+            raise HigherLevel(level, self._levels)
+        return command
+
+    def _halt(self, offset: int, error: CatalogError) -> None:
+        if isinstance(error, HigherLevel):
+            self.halted = str(error)
+            self._outgrown.set()
+            return
+        self.halted = f"the catalog's record {offset} cannot be understood: {error}"
+        logger.error("_catalog: %s; upgrade this agent to the version of its peers", self.halted)
 
     def _apply_command(self, offset: int, command: Command) -> None:
         if offset > self.catalog.offset and not isinstance(command, BeginEpoch):
@@ -240,7 +263,12 @@ class CatalogService:
             self.exchange.news.clear()
             await self._begin_epoch_if_leading()
             self._report_kept()
-            newer = await self.exchange.pull_newest()
+            try:
+                newer = await self.exchange.pull_newest()
+            except HigherLevel as error:
+                self.halted = str(error)
+                self._outgrown.set()
+                return
             if newer is None:
                 await is_set_within(self.exchange.news, FOLLOW_INTERVAL_S)
                 continue
@@ -274,7 +302,15 @@ class CatalogService:
             raise ShoalError("timeout", "the catalog was not applied in time", definite=True)
 
     async def propose(self, command: Command, timeout_ms: int) -> Applied:
-        """Commit and apply one command; its outcome, at its place in the log."""
+        """Commit and apply one command; its outcome, at its place in the log. ShoalError level-too-low for
+        one that the cluster's members may not understand."""
+        level = level_of_command(command)
+        if level > self.catalog.level and not isinstance(command, RaiseLevel):
+            raise ShoalError(
+                "level-too-low",
+                f"this needs level {level}, and the cluster is at {self.catalog.level}: `shoal cluster level`"
+                " shows which member holds it back",
+            )
         await self._begin_epoch(timeout_ms)
         return await self._append(command, timeout_ms)
 

@@ -1,4 +1,4 @@
-"""Proposals that the catalog's leader makes by itself: other births, and ends of deletions.
+"""Proposals that the catalog's leader makes by itself: other births, ends of deletions, and a higher level.
 
 Law of this file: it acts at the catalog's leader only, and only proposes. Where a command stands in the log
 decides whether it still counts (catalog.py).
@@ -9,17 +9,21 @@ gets much longer where they are there: a disk may be full, or a voter without th
 The holder of a deleted topic that has been lost for `replace_after` is gone, here as in placement, and the
 deletion is confirmed in its place. Should it come back, its own copy of the catalog says that the topic was
 deleted (catalog_reconciler.py).
+
+The level is raised once every member that has not left understands a higher one, for RAISE_AFTER_MS, unless
+a member holds it. An agent that holds a replica and that gossip does not know understands the first level.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from shoal.agent.levels import BEFORE_LEVELS, LevelRange, RaiseTimer
 from shoal.agent.log_lines.names import agent_name, topic_name
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.members.roster import Roster, candidate_of
-from shoal.agent.topics.catalog import ConfirmDeletion, Rebirth, RepeatBirths, TopicEntry
+from shoal.agent.topics.catalog import ConfirmDeletion, RaiseLevel, Rebirth, RepeatBirths, TopicEntry
 from shoal.agent.topics.catalog_service import CONFIRM_TIMEOUT_MS, CatalogService
 from shoal.agent.topics.entries import partitions_in
 from shoal.errors import ShoalError
@@ -152,3 +156,52 @@ class CatalogUpkeep:
                 seldom.info("%s: cannot end the wait for %s, which is gone: %s", *names, error)
                 return
             logger.info("%s: the deletion no longer waits for %s, which is gone", *names)
+
+
+class LevelUpkeep:
+    """Call look() every UPKEEP_INTERVAL_S. `holders`: agents that hold replicas, as far as claims say."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        catalog: CatalogService,
+        now_ms: Callable[[], int],
+        *,
+        holders: Callable[[], Iterable[str]],
+    ) -> None:
+        self._roster = roster
+        self._catalog = catalog
+        self._now_ms = now_ms
+        self._holders = holders
+        self._timer = RaiseTimer()
+
+    async def look(self) -> None:
+        """Raise the level once it is time."""
+        service, roster = self._catalog, self._roster
+        if not service.leads():
+            self._timer = RaiseTimer()
+            return
+        state = service.catalog
+        target = self._timer.look(
+            self._now_ms(),
+            state.level,
+            understood_levels(roster, self._holders()).values(),
+            held=bool(roster.holds_level()),
+            is_new=state.offset == 0 and not state.epoch,
+        )
+        if target is None:
+            return
+        try:
+            applied = await service.propose(RaiseLevel(target), CONFIRM_TIMEOUT_MS)
+        except ShoalError as error:
+            seldom.info("cannot raise the cluster's level to %d yet: %s", target, error)
+            return
+        if applied.outcome == "done":
+            logger.info("the cluster is at level %d: every member understands it", target)
+
+
+def understood_levels(roster: Roster, holders: Iterable[str]) -> dict[str, LevelRange]:
+    """By the agents whose level counts: members that have not left, and holders that gossip does not know."""
+    known = roster.known_members()
+    unknown = {holder: BEFORE_LEVELS for holder in holders if holder not in known}
+    return {**unknown, **roster.understood_levels()}

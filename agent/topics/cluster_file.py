@@ -23,6 +23,7 @@ from shoal.agent.durable.ids import ID_BYTES
 from shoal.agent.durable.whole_file import read_whole, replace_whole
 from shoal.agent.process.errors import StartError
 from shoal.agent.topics.catalog import MAX_READ_BYTES, Catalog, CatalogError
+from shoal.agent.topics.entries import HigherLevel
 from shoal.agent.topics.kept import FormerTopic, remembered_document, remembered_from
 from shoal.segment_store.disk.disk import Disk
 
@@ -37,6 +38,10 @@ logger = logging.getLogger("shoal.agent")
 
 class ClusterFileError(Exception):
     """The file is damaged or was written by a newer version. The text says what to do."""
+
+
+class ClusterOutgrown(ClusterFileError):
+    """The cluster has taken a level that this agent does not understand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +88,22 @@ class ClusterRecord:
             if len(record.cluster_id) != ID_BYTES or not 1 <= len(record.catalog_birth) <= MAX_VOTERS:
                 raise ValueError("an id or a birth that cannot be")
             Catalog.from_bytes(catalog)
+        except HigherLevel as error:
+            raise ClusterOutgrown(f"cluster {record.cluster}: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, CatalogError) as error:
             raise ClusterFileError(str(error)) from None
         return record
 
 
 def newest_copy(copies: Sequence[bytes | None]) -> ClusterRecord | None:
-    """The newest record of these copies; a copy that is not there is None. Raises ClusterFileError when none
-    of those that are there can be read."""
+    """The newest record of these copies; a copy that is not there is None. Raises ClusterOutgrown for one of
+    a higher level: another, older copy is no way back. ClusterFileError when none can be read."""
     records, fault = [], None
     for data in dict.fromkeys(data for data in copies if data is not None):
         try:
             record = ClusterRecord.from_bytes(data)
+        except ClusterOutgrown:
+            raise
         except ClusterFileError as error:
             fault = error
         else:
@@ -115,6 +124,8 @@ async def load_cluster(disk: Disk, directory: str) -> ClusterRecord | None:
         copies = [await read(SINGLE_FILE_NAME)]
     try:
         record = newest_copy(copies)
+    except ClusterOutgrown:
+        raise
     except ClusterFileError as error:
         raise ClusterFileError(
             f"no copy of {directory}/cluster (.a, .b) can be read ({error}): move them away, and this agent"

@@ -14,12 +14,12 @@ from typing import Any
 
 from shoal.agent.durable.catalog_version import MAX_NUMBER
 from shoal.agent.durable.ids import ID_BYTES
+from shoal.agent.levels import SUPPORTED, Level, LevelRange, level_in, refusal
 from shoal.agent.topics.settings import TopicSettings, settings_from_body
 from shoal.errors import ShoalError
 from shoal.format.hash_ranges import HashRange
 from shoal.replication.interfaces import BIRTH_ORDINALS, MAX_GENERATION
 
-COMMAND_VERSION = 1
 HEX_DIGITS = frozenset("0123456789abcdef")
 _TOPIC_COST = 1_024  # beside its name: settings, id, time and unborn partitions, with room for new settings
 _PARTITION_COST = 64
@@ -27,7 +27,14 @@ _NAME_COST = 3  # quotes and a comma
 
 
 class CatalogError(ValueError):
-    """Bytes that are no catalog command or snapshot of a version this code understands."""
+    """Bytes that are no catalog command or snapshot that this code understands."""
+
+
+class HigherLevel(CatalogError):
+    """A command or snapshot of a level above those that this agent understands."""
+
+    def __init__(self, level: Level, understood: LevelRange = SUPPORTED) -> None:
+        super().__init__(refusal(understood, level))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,14 +229,15 @@ def load_json(data: bytes, limit: int) -> Any:
         raise CatalogError(f"not JSON: {type(error).__name__}") from None
 
 
-def load_document(data: bytes, limit: int) -> Mapping[str, Any]:
-    """A JSON object of our version."""
+def load_document(data: bytes, limit: int) -> tuple[Level, Mapping[str, Any]]:
+    """A JSON object and its level, which stands under `v`. Raises HigherLevel, CatalogError."""
     document = mapping_in(load_json(data, limit))
-    if document.get("v") != COMMAND_VERSION:
-        raise CatalogError(
-            f"version {document.get('v')!r}: this agent understands {COMMAND_VERSION}; upgrade it"
-        )
-    return document
+    level = level_in(document.get("v"))
+    if level is None:
+        raise CatalogError(f"{document.get('v')!r} is no level")
+    if level > SUPPORTED.highest:
+        raise HigherLevel(level)
+    return level, document
 
 
 def mapping_in(value: Any) -> Mapping[str, Any]:

@@ -234,6 +234,15 @@ class AdminClient(LiveObject):
         """GET /v1/agent/drain at the first bootstrap agent."""
         return await self._ask_first("GET", "/v1/agent/drain")
 
+    async def level(self) -> dict[str, Any]:
+        """GET /v1/cluster/level: the cluster's feature level, and which members understand which."""
+        return (await self._cluster.anywhere(Call("GET", "/v1/cluster/level"))).document()
+
+    async def raise_level(self, level: int | None = None) -> dict[str, Any]:
+        """POST /v1/cluster/level: to this level, or to the highest that every member understands."""
+        body = {} if level is None else {"level": level}
+        return await self._ask_first("POST", "/v1/cluster/level", body)
+
     async def recovery_preview(self, topic: str, partition: int) -> dict[str, Any]:
         """GET /v1/agent/recover at the first bootstrap agent: what forced recovery would do there."""
         query = {"topic": topic, "partition": str(partition)}

@@ -15,6 +15,7 @@ import aiohttp
 
 from shoal.agent.agent import Agent, Outcome, StopRequest
 from shoal.agent.config import AgentConfig
+from shoal.agent.levels import SUPPORTED, LevelRange
 
 # No test waits so long unless something hangs, or the machine has next to no time for it.
 START_TIMEOUT_S = 90.0
@@ -41,8 +42,10 @@ def config(data: Path, **flags: object) -> AgentConfig:
 class Running:
     """One agent and its task."""
 
-    def __init__(self, settings: AgentConfig, session: aiohttp.ClientSession) -> None:
-        self.agent = Agent(settings)
+    def __init__(
+        self, settings: AgentConfig, session: aiohttp.ClientSession, levels: LevelRange = SUPPORTED
+    ) -> None:
+        self.agent = Agent(settings, levels=levels)
         self.stop = StopRequest()
         self.ready = asyncio.Event()
         self._session = session
@@ -107,21 +110,22 @@ class Agents:
         self._session = session
         self.running: list[Running] = []
 
-    def start(self, name: str, **flags: object) -> Running:
-        """Not ready yet."""
-        running = Running(config(self._directory / name, **flags), self._session)
+    def start(self, name: str, levels: LevelRange = SUPPORTED, **flags: object) -> Running:
+        """Not ready yet. `levels`: those that this agent understands."""
+        running = Running(config(self._directory / name, **flags), self._session, levels)
         self.running.append(running)
         return running
 
-    async def alone(self, name: str, **flags: object) -> Running:
+    async def alone(self, name: str, levels: LevelRange = SUPPORTED, **flags: object) -> Running:
         """An agent of its own cluster, ready."""
-        return await self.start(name, **flags).until_ready()
+        return await self.start(name, levels, **flags).until_ready()
 
-    async def cluster(self, size: int, **flags: object) -> list[Running]:
+    async def cluster(self, size: int, levels: LevelRange = SUPPORTED, **flags: object) -> list[Running]:
         """Agents that expect each other and meet through the first one's address."""
-        first = self.start("a0", expect=size, **flags)
+        first = self.start("a0", levels, expect=size, **flags)
         address = await first.gossip_address()
-        others = [self.start(f"a{number}", expect=size, join=[address], **flags) for number in range(1, size)]
+        more = {"expect": size, "join": [address], **flags}
+        others = [self.start(f"a{number}", levels, **more) for number in range(1, size)]
         return [await running.until_ready() for running in (first, *others)]
 
     async def stop_all(self) -> None:

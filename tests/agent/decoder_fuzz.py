@@ -22,14 +22,8 @@ from shoal.agent.host.scrubber import Cursor
 from shoal.agent.partition.state.idempotence import ProducerTable, ProducerTableError
 from shoal.agent.partition.state.log_state import Checkpoint, FoldError, decode_configuration
 from shoal.agent.partition.state.retention import RetentionError, decode_trim, encode_trim
-from shoal.agent.topics.catalog import (
-    Catalog,
-    CatalogError,
-    CreateTopic,
-    Seal,
-    decode_command,
-    encode_command,
-)
+from shoal.agent.topics.catalog import Catalog, CatalogError, CreateTopic, Seal
+from shoal.agent.topics.catalog_codec import decode_command, encode_command
 from shoal.agent.topics.cluster_file import ClusterFileError, ClusterRecord
 from shoal.format.batch import (
     DEFAULT_SCHEMA,

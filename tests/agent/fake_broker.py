@@ -119,6 +119,7 @@ class FakeCluster:
         self.logs: dict[tuple[str, int], FakeLog] = {}
         self.leaders: dict[tuple[str, int], str | None] = {}
         self.catalog_leader_id: str | None = None
+        self.level = 1
         self.changed = asyncio.Event()
         self.version = 1
         self.events = EventFeed("fake")
@@ -284,6 +285,18 @@ class FakeBroker:
         self.kept.remove(found)
         return (await self.create_topic(name or found["name"], {"partitions": 2}, timeout_ms))[1]
 
+    def level_document(self) -> Json:
+        member = {"id": self.agent_id, "name": self.name, "status": "alive", "lowest": 1, "highest": 2,
+                  "holds": False}  # fmt: skip
+        return {"level": self.cluster.level, "possible": 2, "members": [member]}
+
+    async def raise_level(self, wanted: object, timeout_ms: int) -> Json:
+        self._check_catalog_leader()
+        if wanted not in (None, 1, 2):
+            raise ShoalError("level-refused", f"nobody understands level {wanted}")
+        self.cluster.level = 2
+        return self.level_document()
+
     def drain_document(self) -> Json:
         return {"id": self.agent_id, "name": self.name, "draining": self.draining, "replicas": 0, "leads": 0,
                 "blocked": [], "safe_to_stop": self.draining}  # fmt: skip
@@ -295,7 +308,7 @@ class FakeBroker:
         return address in self.addresses
 
     async def accept_peer(
-        self, transport: asyncio.Transport | None, http_protocol: asyncio.BaseProtocol
+        self, transport: asyncio.Transport | None, http_protocol: asyncio.BaseProtocol, terms: str | None
     ) -> None:
         """Answer 101 and the test's bytes on the bare connection, then end it."""
         assert transport is not None

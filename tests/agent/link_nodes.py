@@ -12,6 +12,7 @@ from dataclasses import replace
 from aiohttp import web
 from listening import stop_listening
 
+from shoal.agent.levels import SUPPORTED, LevelRange
 from shoal.agent.peers.frames import (
     PROTOCOL,
     FrameType,
@@ -41,7 +42,13 @@ class Node:
     """Links behind an HTTP server of its own, and everything they reported."""
 
     def __init__(
-        self, letter: str, *, cluster: bytes = CLUSTER, nonce: bytes = b"nonce---", config: LinkConfig = FAST
+        self,
+        letter: str,
+        *,
+        cluster: bytes = CLUSTER,
+        nonce: bytes = b"nonce---",
+        config: LinkConfig = FAST,
+        levels: LevelRange = SUPPORTED,
     ):
         self.links = Links(
             agent_id=agent_id(letter),
@@ -50,7 +57,9 @@ class Node:
             clock=SystemClock(),
             rng=random.Random(1),
             config=config,
+            levels=levels,
         )
+        self.says_terms = True
         self.received: list[tuple[str, bytes]] = []
         self.silent: list[str] = []
         self.links.handle(TEST_FRAME, lambda peer, payload: self.received.append((peer, payload)))
@@ -65,7 +74,7 @@ class Node:
 
     async def start(self, port: int = 0) -> None:
         """Serve and dial."""
-        self.runner = await serve_links(self.links, port)
+        self.runner = await serve_links(self.links, port, lambda: self.says_terms)
         self.port = self.runner.addresses[0][1]
         await self.links.start()
 
@@ -116,7 +125,7 @@ class RawPeer:
     async def greet(self, node: Node, kind: LinkKind = LinkKind.CONTROL) -> None:
         """As agent 1111..., correctly, of which gossip has told."""
         node.links.set_addresses({STRANGER: "http://127.0.0.1:1"})
-        hello = Hello(kind, CLUSTER, STRANGER, node.links.agent_id, b"stranger").to_bytes()
+        hello = Hello(kind, CLUSTER, STRANGER, node.links.agent_id, b"stranger").to_bytes(1)
         self.writer.write(frame_head(FrameType.HELLO, len(hello)) + hello)
         frame = await self.next_frame()
         assert frame.type == FrameType.HELLO

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from aiohttp import web
 
 from shoal.agent.peers.links import Links
+from shoal.agent.peers.terms import HEADER
 from shoal.errors import ShoalError
 
 
-async def serve_links(links: Links, port: int = 0) -> web.AppRunner:
+async def serve_links(
+    links: Links, port: int = 0, hears_terms: Callable[[], bool] = lambda: True
+) -> web.AppRunner:
     """Take connections of other agents at that port, 0 for any that is free. Whoever stops it calls
-    stop_listening() first."""
+    stop_listening() first. `hears_terms`: False, and the other side seems to be of before levels."""
 
     async def accept(request: web.Request) -> web.StreamResponse:
         try:
-            await links.accept(request.transport, request.protocol)
+            terms = request.headers.get(HEADER) if hears_terms() else None
+            await links.accept(request.transport, request.protocol, terms)
         except ShoalError as error:
             return web.json_response(error.to_problem(), status=error.status)
         return web.Response()

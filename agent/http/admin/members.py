@@ -19,6 +19,7 @@ STATUSES = ("alive", "suspect", "failed", "leaving", "left")
 JOIN_ADDRESSES_MAX = 64
 MAX_NAMESAKES_SHOWN = 8
 PEER_PROTOCOL = "shoal-peer/1"
+PEER_TERMS = "Shoal-Link"
 
 
 async def members(call: Call) -> web.Response:
@@ -149,7 +150,7 @@ async def peer(call: Call) -> web.StreamResponse:
     if transport is not None:
         front = transport.get_protocol()
         call.context.places.become_link(front)
-        await call.context.broker.accept_peer(transport, front)
+        await call.context.broker.accept_peer(transport, front, call.headers.get(PEER_TERMS))
     raise ConnectionResetError("the link has ended")  # nothing more can be said in HTTP
 
 

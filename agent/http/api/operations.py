@@ -360,6 +360,20 @@ RECOVER = Operation(
         example='{"topic": "orders", "partition": 0, "accept_data_loss": true}',
     ),
 )
+LEVEL = Operation(
+    "readLevel",
+    "GET /v1/cluster/level",
+    "The cluster's feature level, and who understands which.",
+    _ok("Level"),
+)
+RAISE_LEVEL = Operation(
+    "raiseLevel",
+    "POST /v1/cluster/level",
+    "Raise it: to the highest level that every member understands, or to the one given.",
+    _ok("Level", "The level afterwards."),
+    _CHANGES,
+    body=Body({JSON_TYPE: reference("RaiseLevel")}, required=False, example='{"level": 2}'),
+)
 PEER = Operation(
     "peer",
     "GET /v1/peer",

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from shoal.agent.http.api import patterns
 from shoal.agent.http.api.operation import Schema
 from shoal.agent.interface import MAX_PARTITIONS, MAX_REPLICATION_FACTOR, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES
+from shoal.agent.levels import MAX_LEVEL
 from shoal.errors import ERRORS
 from shoal.format.records import MAX_HEADERS
 from shoal.format.timestamps import LAST_TIME_MS
@@ -304,6 +305,7 @@ SCHEMAS: dict[str, Schema] = {
                 birth=list_of(ANYTHING),
                 version=COUNT,
                 epoch=described(TEXT, 'In hexadecimal digits; "0" until the catalog is recovered by force.'),
+                level=COUNT,
             )
         ),
         damage=list_of(
@@ -347,6 +349,14 @@ SCHEMAS: dict[str, Schema] = {
         leads=COUNT,
         blocked=list_of(TEXT),
         safe_to_stop=BOOLEAN,
+    ),
+    "RaiseLevel": closed({"level": {"type": "integer", "minimum": 1, "maximum": MAX_LEVEL}}),
+    "Level": members_of(
+        level=COUNT,
+        possible=or_null(COUNT),
+        members=list_of(
+            members_of(id=TEXT, name=or_null(TEXT), status=TEXT, lowest=COUNT, highest=COUNT, holds=BOOLEAN)
+        ),
     ),
     "Recover": closed(topic=NAME, partition=PARTITION_NUMBER, accept_data_loss=YES),
     "Recovery": members_of(

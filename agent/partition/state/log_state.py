@@ -33,7 +33,7 @@ from shoal.replication.errors import WireError
 from shoal.replication.interfaces import Configuration
 
 _CHECKPOINT_MAGIC = b"SHCP"
-_CHECKPOINT_VERSION = 2
+CHECKPOINT_VERSION = 2
 _CHECKPOINT = struct.Struct("<4sHHqqqqqIII")
 _CHECKPOINT_1 = struct.Struct("<4sHHqqqqIII")
 """Without elapsed time: such tables count by append times, and that goes on from the last one."""
@@ -64,7 +64,7 @@ class Checkpoint(NamedTuple):
         configuration = self.configuration.to_bytes()
         head = _CHECKPOINT.pack(
             _CHECKPOINT_MAGIC,
-            _CHECKPOINT_VERSION,
+            CHECKPOINT_VERSION,
             0,
             self.last_index,
             self.last_term,
@@ -86,8 +86,8 @@ class Checkpoint(NamedTuple):
             raise FoldError("a checkpoint shorter than its head")
         magic, version, _, index, term, end_offset, time_us, *others = head.unpack_from(data)
         elapsed_us, *lengths = [time_us, *others] if is_first else others
-        if magic != _CHECKPOINT_MAGIC or version > _CHECKPOINT_VERSION or version < 1:
-            raise FoldError(f"not a checkpoint of version {_CHECKPOINT_VERSION}")
+        if magic != _CHECKPOINT_MAGIC or version > CHECKPOINT_VERSION or version < 1:
+            raise FoldError(f"not a checkpoint of version {CHECKPOINT_VERSION}")
         if min(index, term, end_offset, elapsed_us) < 0:
             raise FoldError("a checkpoint with a negative position")
         ends = [head.size]

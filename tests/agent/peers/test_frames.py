@@ -1,5 +1,6 @@
 """Frames between agents: round trips, pieces, hostile bytes."""
 
+from functools import partial
 from itertools import accumulate, pairwise
 
 import pytest
@@ -121,7 +122,9 @@ def test_append_and_request_round_trip() -> None:
 def test_hello_round_trip() -> None:
     """Ids are hexadecimal outside and bytes inside."""
     hello = Hello(LinkKind.BULK, b"c" * 16, "ab" * 16, "cd" * 16, b"12345678")
-    assert Hello.from_bytes(hello.to_bytes()) == hello
+    assert Hello.from_bytes(hello.to_bytes(1), 1) == hello
+    with pytest.raises(PeerWireError, match="link version 2, where the two sides chose 1"):
+        Hello.from_bytes(hello.to_bytes(2), 1)
 
 
 @given(st.lists(groups, max_size=MAX_STOPPED_GROUPS), st.binary(max_size=9))
@@ -140,10 +143,10 @@ def test_more_stopped_groups_than_a_frame_may_name_are_refused() -> None:
 @given(st.binary(max_size=120))
 def test_hostile_payloads_raise_one_error(data: bytes) -> None:
     """Every decoder accepts or raises PeerWireError."""
-    good = Hello(LinkKind.BULK, b"c" * 16, "ab" * 16, "cd" * 16, b"12345678").to_bytes()
+    good = Hello(LinkKind.BULK, b"c" * 16, "ab" * 16, "cd" * 16, b"12345678").to_bytes(1)
     for decode, payload in (
-        (Hello.from_bytes, data),
-        (Hello.from_bytes, data[: len(good)] + good[len(data) :]),
+        (partial(Hello.from_bytes, agreed_version=1), data),
+        (partial(Hello.from_bytes, agreed_version=1), data[: len(good)] + good[len(data) :]),
         (decode_group_messages, data),
         (decode_append, data),
         (decode_request, data),

@@ -30,7 +30,7 @@ BRIEF = replace(FAST, greeting_timeout_ms=300)
 
 def hello_of(node: Node, speaker: str, kind: LinkKind = LinkKind.CONTROL) -> bytes:
     """A correct greeting."""
-    hello = Hello(kind, CLUSTER, speaker, node.links.agent_id, b"stranger").to_bytes()
+    hello = Hello(kind, CLUSTER, speaker, node.links.agent_id, b"stranger").to_bytes(1)
     return frame_head(FrameType.HELLO, len(hello)) + hello
 
 

@@ -18,9 +18,9 @@ from shoal.agent.topics.catalog import (
     PartitionBirth,
     Seal,
     TopicEntry,
-    decode_command,
-    encode_command,
 )
+from shoal.agent.topics.catalog_codec import decode_command, encode_command
+from shoal.agent.topics.entries import HigherLevel
 from shoal.agent.topics.settings import (
     TopicSettings,
     changed_settings,
@@ -229,8 +229,8 @@ def test_decoders_raise_their_one_error(data: bytes) -> None:
 
 def test_a_newer_version_is_refused_by_name() -> None:
     """An old agent must stop rather than fold half of the truth."""
-    with pytest.raises(CatalogError, match="upgrade"):
-        decode_command(b'{"v":2,"op":"create"}')
+    with pytest.raises(HigherLevel, match="install on its host the version"):
+        decode_command(b'{"v":9999,"op":"create"}')
 
 
 # ---- settings ------------------------------------------------------------------------------------

@@ -30,10 +30,9 @@ from shoal.agent.topics.catalog import (
     DeleteTopic,
     PartitionBirth,
     TopicEntry,
-    decode_command,
-    encode_command,
     entry_document,
 )
+from shoal.agent.topics.catalog_codec import decode_command, encode_command
 from shoal.agent.topics.catalog_pull import MAX_BEGINNINGS, PIECE_BYTES, Copy, Piece, piece_from_bytes
 from shoal.agent.topics.cluster_file import (
     FILE_NAMES,

@@ -33,9 +33,8 @@ from shoal.agent.topics.catalog import (
     ConfirmDeletion,
     CreateTopic,
     DeleteTopic,
-    decode_command,
-    encode_command,
 )
+from shoal.agent.topics.catalog_codec import decode_command, encode_command
 from shoal.agent.topics.cluster_file import ClusterRecord
 from shoal.agent.topics.kept import Kept, KeptTopic, decode_kept, encode_kept, gathered
 from shoal.errors import ShoalError

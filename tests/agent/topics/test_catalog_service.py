@@ -19,6 +19,7 @@ from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.events.change_counter import Watch
 from shoal.agent.host.host import Host
+from shoal.agent.levels import SUPPORTED, LevelRange
 from shoal.agent.members.roster import Roster
 from shoal.agent.partition.plan import Plan
 from shoal.agent.peers.links import PeerUnavailable
@@ -33,12 +34,13 @@ from shoal.agent.topics.catalog import (
     PartitionBirth,
     Seal,
     TopicEntry,
-    encode_command,
 )
+from shoal.agent.topics.catalog_codec import encode_command
 from shoal.agent.topics.catalog_pull import Copy, Piece
 from shoal.agent.topics.catalog_service import CatalogService
 from shoal.agent.topics.cluster_file import ClusterFileError, ClusterRecord
 from shoal.agent.topics.kept import FormerTopic
+from shoal.agent.topics.local_catalog import LocalCatalog
 from shoal.agent.topics.settings import TopicSettings
 from shoal.errors import ShoalError
 from shoal.format.batch import (
@@ -216,6 +218,7 @@ class Fixture:
         catalog: Catalog | None = None,
         leader: str | None = SELF,
         kept: Mapping[bytes, FormerTopic] | None = None,
+        levels: LevelRange = SUPPORTED,
     ) -> None:
         self.groups = FakeGroups()
         self.peers = FakePeers()
@@ -223,14 +226,18 @@ class Fixture:
         self.records: list[ClusterRecord] = []
         self.refuse_saves = 0
         self.service = CatalogService(
-            record=ClusterRecord("c", b"c" * 16, birth, (catalog or Catalog()).to_bytes(), kept or {}),
+            local=LocalCatalog(
+                ClusterRecord("c", b"c" * 16, birth, (catalog or Catalog()).to_bytes(), kept or {}),
+                cast("Host", self.groups),
+                self.save,
+            ),
             groups=cast("Host", self.groups),
             peers=cast("Roster", self.peers),
             watch=Watch("run"),
             rng=random.Random(1),
-            save=self.save,
             leader=lambda: leader,
             now_us=lambda: 0,
+            levels=levels,
         )
 
     async def save(self, record: ClusterRecord) -> None:
@@ -480,7 +487,7 @@ async def test_a_record_that_cannot_be_understood_halts_the_catalog() -> None:
     """Half the truth would be another truth; the readiness check shows the reason."""
     fixture = Fixture((SELF,))
     nothing: list[Any] = [None]
-    batch = columns_to_batch(RecordColumns(nothing, nothing, [b'{"v":9}'], nothing), 0)
+    batch = columns_to_batch(RecordColumns(nothing, nothing, [b'{"v":1,"op":"fly"}'], nothing), 0)
     good = frame(0, CreateTopic(entry()))
     bad = Frame(
         good.stamp,
@@ -496,7 +503,7 @@ async def test_a_record_that_cannot_be_understood_halts_the_catalog() -> None:
     )
     fixture.service.apply(bad)
     assert fixture.service.halted is not None
-    assert "upgrade" in fixture.service.halted
+    assert "unknown operation 'fly'" in fixture.service.halted
     fixture.service.apply(good)
     assert fixture.service.catalog.offset == 0
 

@@ -25,11 +25,10 @@ from shoal.agent.topics.catalog import (
     Rebirth,
     RepeatBirths,
     TopicEntry,
-    decode_command,
-    encode_command,
     entry_document,
     entry_from,
 )
+from shoal.agent.topics.catalog_codec import MAX_COMMAND_BYTES, decode_command, encode_command
 from shoal.agent.topics.entries import mask_from_text, mask_of, mask_to_text, partitions_in
 from shoal.agent.topics.settings import TopicSettings
 from shoal.format.hash_ranges import hash_ranges
@@ -154,7 +153,7 @@ def test_a_thousand_births_are_a_short_command() -> None:
     assert len(encode_command(born(*range(MAX_PARTITIONS)))) < 400
     waiting, led = folded(CreateTopic(entry)), folded(CreateTopic(replace(entry, unborn=0)))
     assert len(waiting.to_bytes()) - len(led.to_bytes()) < 300
-    assert len(encode_command(again(*range(MAX_PARTITIONS)))) < module.MAX_COMMAND_BYTES
+    assert len(encode_command(again(*range(MAX_PARTITIONS)))) < MAX_COMMAND_BYTES
 
 
 SETS = st.sets(st.integers(0, PARTITIONS - 1), min_size=1)

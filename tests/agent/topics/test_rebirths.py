@@ -31,8 +31,8 @@ from shoal.agent.topics.catalog import (
     Rebirth,
     RepeatBirths,
     TopicEntry,
-    encode_command,
 )
+from shoal.agent.topics.catalog_codec import encode_command
 from shoal.agent.topics.catalog_service import CatalogService
 from shoal.agent.topics.catalog_upkeep import AWAY_MS, MAX_PER_LOOK, UNLED_MS, CatalogUpkeep
 from shoal.agent.topics.entries import mask_of

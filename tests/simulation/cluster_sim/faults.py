@@ -85,6 +85,7 @@ class Nemesis:
             (knobs.draining, [self.drain]),
             (knobs.rot, [self.rot, self.rot, self.ruin]),
             (knobs.lost_disk, [self.lose_disk]),
+            (knobs.upgrades, [self.change_version, self.change_version]),
         ):
             faults += makers if wanted else []
         self._faults = [getattr(self, name) for name in knobs.only] or faults
@@ -102,7 +103,12 @@ class Nemesis:
         """What is under way ends; nothing that was planned begins any more."""
         self._active = False
 
-    def _after(self, delay_s: float, action: Callable[[], None]) -> None:
+    def change_version(self) -> str:
+        return self._simulation.upgrades.change_one()
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Unless the faults have ended by then."""
+
         def act() -> None:
             if self._active:
                 action()
@@ -122,7 +128,7 @@ class Nemesis:
             if not node.is_running:
                 self._simulation.start(node)
 
-        self._after(after_s, start)
+        self.after(after_s, start)
 
     def _stop(self, nodes: list[Node], how: Callable[[Node], None]) -> str:
         for node in nodes:
@@ -167,7 +173,7 @@ class Nemesis:
         for node in nodes:
             if node.life is not None and not node.life.is_paused:
                 node.pause()
-                self._after(pause_s, node.resume)
+                self.after(pause_s, node.resume)
         return f"{' '.join(node.name for node in nodes)} for {pause_s} s"
 
     def pause_one(self) -> str:
@@ -197,7 +203,7 @@ class Nemesis:
         for node in nodes:
             self.drained.add(node.address)
             self._simulation.tell_drain(node, undo=False)
-            self._after(self._rng.uniform(2, 8), partial(self._simulation.tell_drain, node, undo=True))
+            self.after(self._rng.uniform(2, 8), partial(self._simulation.tell_drain, node, undo=True))
         return " ".join(node.name for node in nodes)
 
     def lose_disk(self) -> str:
@@ -258,7 +264,7 @@ class Nemesis:
         before_us = node.clock_offset_us
         node.set_clock(int(self._rng.choice(JUMPS_S + (LONG_JUMPS_S if knobs.years else ())) * 1_000_000))
         if knobs.years and self._rng.random() < 0.5:
-            self._after(self._rng.uniform(0.1, 2), partial(node.set_clock, before_us))
+            self.after(self._rng.uniform(0.1, 2), partial(node.set_clock, before_us))
         return node.name
 
     # ---- network ---------------------------------------------------------------------------------
@@ -271,7 +277,7 @@ class Nemesis:
             network.cuts.difference_update(links)
             network.look_at_held()
 
-        self._after(duration_s, heal)
+        self.after(duration_s, heal)
 
     def _addresses(self) -> list[str]:
         return [node.address for node in self._simulation.nodes]
@@ -313,11 +319,11 @@ class Nemesis:
         steps = round(lag_s / LAG_STEP_S)
         late = {(target, source) for source, target in links}
         for step in range(1, steps + 1):
-            self._after(step * LAG_EVERY_S, partial(self._lag, late, step * LAG_STEP_S))
+            self.after(step * LAG_EVERY_S, partial(self._lag, late, step * LAG_STEP_S))
         mute_s = self._rng.uniform(1, 2) * lag_s
         self.fresh_until_s = self._simulation.loop.time() + steps * LAG_EVERY_S + mute_s
-        self._after(steps * LAG_EVERY_S, partial(self._cut, links, mute_s))
-        self._after(steps * LAG_EVERY_S + mute_s, partial(self._lag, late, 0.0))
+        self.after(steps * LAG_EVERY_S, partial(self._cut, links, mute_s))
+        self.after(steps * LAG_EVERY_S + mute_s, partial(self._lag, late, 0.0))
         return f"{name} by {lag_s} s"
 
     def _lag(self, ways: set[tuple[str, str]], lag_s: float) -> None:
@@ -345,7 +351,7 @@ class Nemesis:
     def flap(self) -> str:
         links = set(cut(self._rng.choice(SHAPES), self._addresses(), self._rng))
         for number in range(8):
-            self._after(number * 2 * FLAP_S, lambda: self._cut(links, FLAP_S))
+            self.after(number * 2 * FLAP_S, lambda: self._cut(links, FLAP_S))
         return f"{len(links)} ways"
 
     def reset_streams(self) -> str:
@@ -362,7 +368,7 @@ class Nemesis:
         conditions.loss = self._rng.choice((0.1, 0.4))
         conditions.straggler = self._rng.choice((0.0, 0.05))
         conditions.delay_ms_max = self._rng.choice((5, 60, 200))
-        self._after(self._rng.uniform(0.5, 3), self._simulation.calm_weather)
+        self.after(self._rng.uniform(0.5, 3), self._simulation.calm_weather)
         return f"loss {conditions.loss} delay {conditions.delay_ms_max} ms"
 
     def crowd(self) -> str:
@@ -387,7 +393,7 @@ class Nemesis:
     def slow_disk(self) -> str:
         node = self._rng.choice(self._simulation.nodes)
         node.disk.sync_ms_max = self._rng.choice((100, 400, 1_500))
-        self._after(self._rng.uniform(1, 4), lambda: self._simulation.calm_disk(node))
+        self.after(self._rng.uniform(1, 4), lambda: self._simulation.calm_disk(node))
         return f"{node.name} {node.disk.sync_ms_max} ms"
 
     def stick_disk(self) -> str:

@@ -59,6 +59,7 @@ class Knobs:
     disaster: bool  # when all is over, a majority is lost for good, and an operator forces what is left
     impatient: bool  # at each agent there is somebody who asks nobody else, and does not wait for long
     little_memory: bool  # agents take few requests and few bytes at once, and strangers fill one of them
+    upgrades: bool  # hosts change to another version of Shoal, and back
     only: tuple[str, ...] = ()  # names of faults: no others then; never drawn
 
     @classmethod
@@ -111,6 +112,7 @@ class Knobs:
             births=rng.random() < 0.15,
             impatient=rng.random() < 0.4,
             little_memory=rng.random() < 0.3,
+            upgrades=rng.random() < 0.25,
         )
 
     @classmethod

@@ -17,6 +17,7 @@ from memory_disk import MemoryDisk, MemoryFile
 
 from cluster_sim.invariants import InvariantViolation
 from cluster_sim.knobs import Knobs
+from cluster_sim.level_mutants import raise_without_the_failed, start_above_the_own_levels
 from cluster_sim.simulation import ClusterSimulation
 from shoal.agent.durable.identity import HardStateFile
 from shoal.agent.host.host import Host
@@ -345,6 +346,7 @@ BUSY = CALM | {"fault_interval_ms": 500}
 REPLACED = CALM | {"nodes": 4, "kills": True, "replace_after_ms": 3_000, "safety_ms": 25_000}
 
 ROLLING = {"segment_bytes": 16_384, "padding": 100, "batch_max": 20, "sync_ms_max": 30}
+UPGRADES = CALM | {"upgrades": True, "kills": True, "lost_disk": False, "fault_interval_ms": 1_000}
 FEW_LONG_FAULTS = {"fault_interval_ms": 2_500, "safety_ms": 20_000}
 SLOW_PRODUCERS = {"producer_pause_ms": 1_000, "partitions": 6, "fault_interval_ms": 300}
 
@@ -455,6 +457,8 @@ MUTANTS = (
         knobs=_only("overload_leader"),
     ),
     Mutant(never_dial_again, ("Liveness",), first_seed=3, knobs=CALM | {"kills": True}),
+    Mutant(raise_without_the_failed, ("RaisedTooEarly",), knobs=UPGRADES),
+    Mutant(start_above_the_own_levels, ("LevelUnderstood",), knobs=UPGRADES),
 )
 
 

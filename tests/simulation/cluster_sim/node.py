@@ -16,6 +16,7 @@ from cluster_sim.world import GOSSIP_PORT, HTTP_PORT
 from shoal.agent.agent import Agent, Outcome, StopRequest
 from shoal.agent.config import AgentConfig
 from shoal.agent.host.host import Host
+from shoal.agent.levels import LevelRange
 
 DATA = "/data"
 EXPECT_ALWAYS_MORE = 99
@@ -35,12 +36,15 @@ class Node:
         disk: SimDisk,
         rng: random.Random,
         config: dict[str, object],
+        levels: LevelRange,
         told: Callable[[str, str], None],
     ) -> None:
         self.name = f"n{index}"
         self.index = index
         self.address = address
         self.disk = disk
+        self.levels = levels
+        """Those that the version of Shoal understands which is installed there."""
         self.life: Life | None = None
         self.agent: Agent | None = None
         self.clock_offset_us = 0
@@ -95,14 +99,15 @@ class Node:
             "join": join,
         }
         config = AgentConfig.from_sources(flags | self._config)
-        self._loop.spawn(self.life, self._run(self.life, config))
+        self._loop.spawn(self.life, self._run(self.life, config, self.levels))
         self._told(self.name, "START")
 
-    async def _run(self, life: Life, config: AgentConfig) -> None:
+    async def _run(self, life: Life, config: AgentConfig, levels: LevelRange) -> None:
         stop = self._stop = StopRequest()
         try:
             while True:
-                self.agent = Agent(config, rng=random.Random(self._rng.getrandbits(64)))
+                rng = random.Random(self._rng.getrandbits(64))
+                self.agent = Agent(config, rng=rng, levels=levels)
                 if await self.agent.run(stop, self._ready) is not Outcome.DISSOLVED:
                     break
                 self._told(self.name, "DISSOLVED, starts again")

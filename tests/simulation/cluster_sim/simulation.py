@@ -43,6 +43,7 @@ from cluster_sim.loop import LIFE, WATCHED_ROUNDS, Life, SimLoop
 from cluster_sim.network import Conditions, Network
 from cluster_sim.node import Node
 from cluster_sim.topics import TopicClient
+from cluster_sim.upgrades import Upgrades
 from cluster_sim.verdict import Verdict
 from cluster_sim.visitor import Visitor
 from cluster_sim.world import replaced, replacements
@@ -71,6 +72,8 @@ EXPECTED_ERRORS = (OSError, StoreError, PairedFileError, ShoalError)
 """What disks and peers that fail lead to, told with where it happened: no bug by itself."""
 LOGGERS = ("shoal", "asyncio", "aiohttp")
 IMPATIENT_PAUSE_S = 0.08
+RAISED_LIMIT_S = 20.0
+"""For the wait before the level rises, its commit, and one pull of the catalog."""
 AnyTopicClient = KeyedProducer | LibraryClient | SinkTask | TopicClient | Visitor | Impatient
 
 
@@ -106,6 +109,7 @@ class ClusterSimulation:
         self.topics = TopicClient(self.work)
         self.pool = BlockingPool()
         self.crowd = Crowd(self.loop)
+        self.upgrades = Upgrades(self)
         self.nemesis = Nemesis(self)
         self.verdict = Verdict(self)
         self.producers: list[Producer] = []
@@ -175,7 +179,7 @@ class ClusterSimulation:
             few_producers=self.knobs.few_producers,
             little_memory=self.knobs.little_memory,
         )
-        places += counted(self.limits_met)
+        places += [*counted(self.limits_met), *self.upgrades.replacements()]
         collects = gc.isenabled()
         gc.disable()  # a coroutine collected at a moment of chance would run its `finally` then
         log = _Log(self)
@@ -210,6 +214,7 @@ class ClusterSimulation:
             lambda: all(node.is_ready for node in self.nodes), START_LIMIT_S, "Start", "not ready"
         )
         await self._as_client(self.topics.create(TOPIC, self._topic_body()))
+        self.upgrades.look()
         self.calm_weather()
         for node in self.nodes:
             self.calm_disk(node)
@@ -227,6 +232,7 @@ class ClusterSimulation:
         self.work.is_calm = False
         await self.crowd.leave()
         self.restart_broken()
+        self.upgrades.upgrade_all()
         verdict.begin()
         await verdict.until_served(SERVED_LIMIT_S)
         self.work.stopping = True
@@ -236,6 +242,9 @@ class ClusterSimulation:
         for task in running:
             task.result()
         await verdict.until_caught_up(CAUGHT_UP_LIMIT_S)
+        if self.nemesis.exchanged is None:  # an agent that never comes back keeps the level as it is
+            said = "not all are at the level of the present version"
+            await self._until(self.upgrades.is_over, RAISED_LIMIT_S, "Liveness", said)
         await self._as_client(verdict.judge())
         if self.knobs.births:
             await Births(self).run()
@@ -349,6 +358,7 @@ class ClusterSimulation:
             disk=disk,
             rng=random.Random(self.rng.getrandbits(64)),
             config=config,
+            levels=self.upgrades.first_version(),
             told=self.trace,
         )
         self.nodes.append(node)

@@ -1,0 +1,40 @@
+"""The cluster's level: shown, and raised at the catalog's leader, which this agent asks."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from shoal.agent.http.admin.topics import exchange, optional_object
+from shoal.agent.http.api import operations as api
+from shoal.agent.http.core.context import Call, Deadline
+from shoal.agent.http.core.dispatch import Route
+from shoal.agent.http.core.leader import at_leader, catalog_of
+from shoal.agent.http.core.problems import json_response
+from shoal.agent.interface import Json, Leader
+from shoal.errors import ShoalError
+
+
+async def show(call: Call) -> web.Response:
+    """The level, and which members understand what, as this agent knows it."""
+    return json_response(call.context.broker.level_document())
+
+
+async def raise_level(call: Call) -> web.Response:
+    """200 with the same document once the level is durable."""
+    body = await optional_object(call) or {}
+    if set(body) - {"level"}:
+        raise ShoalError("bad-request", 'nothing, or {"level": N}, is wanted')
+    deadline = Deadline(call.timeout_ms())
+
+    async def here() -> Json:
+        return await call.context.broker.raise_level(body.get("level"), deadline.remaining_ms())
+
+    async def there(leader: Leader) -> Json:
+        remaining_ms = deadline.remaining_ms()
+        answer = await exchange(call, leader.url, "POST", api.RAISE_LEVEL.path, body, remaining_ms)
+        return answer.document()
+
+    return json_response(await at_leader(call, catalog_of(call), here, there, deadline))
+
+
+ROUTES = (Route(api.LEVEL, show), Route(api.RAISE_LEVEL, raise_level))

@@ -1,0 +1,240 @@
+"""Feature levels: what an agent understands of catalogs, logs, links and tags, as one number.
+
+Law of this file: pure, and the only list. A cluster works at one level, which its catalog holds. An agent
+understands a range of levels, and works only in a cluster whose level lies in it. Nothing is written or sent
+that belongs to a level above the cluster's: until that is raised, the former version of Shoal may come back.
+An agent reads everything of the levels that it understands. What is new belongs to a new level, here.
+
+Compare CockroachDB's cluster version and Kafka's feature levels (KIP-584).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from enum import Enum
+from typing import NamedTuple, NewType
+
+Level = NewType("Level", int)
+FIRST_LEVEL = Level(1)
+MAX_LEVEL = 9_999
+"""A tag, header or document with a larger number says no level."""
+
+
+class AdditionKind(Enum):
+    """Where an agent that does not know an addition would meet it."""
+
+    CATALOG_COMMAND = "catalog command"
+    TOPIC_SETTING = "topic setting"
+    ENTRY_KIND = "kind of entry"
+    CHECKPOINT = "version of checkpoints"
+    LINK_FRAME = "link frame"
+    LINK_MESSAGE = "link message"
+    GOSSIP_TAG = "gossip tag"
+
+
+class Addition(NamedTuple):
+    """Something that agents of lower levels do not understand. `name`: as the code calls it."""
+
+    level: Level
+    kind: AdditionKind
+    name: str
+    sentence: str
+
+
+def _additions(level: int, kind: AdditionKind, sentences: dict[str, str]) -> tuple[Addition, ...]:
+    return tuple(Addition(Level(level), kind, name, sentence) for name, sentence in sentences.items())
+
+
+ADDITIONS: tuple[Addition, ...] = (
+    *_additions(
+        1,
+        AdditionKind.CATALOG_COMMAND,
+        {
+            "create": "makes a topic with its births",
+            "change": "changes retention and segment settings of a topic",
+            "delete": "ends a topic, which leaves a tombstone",
+            "confirm": "says that a holder has deleted its data of a topic",
+            "seal": "gives an empty cluster up for another",
+            "epoch": "begins another lineage after a recovery by force",
+            "born": "says that partitions were led for the first time",
+            "rebirth": "gives partitions that nobody led other voters",
+        },
+    ),
+    *_additions(
+        1,
+        AdditionKind.TOPIC_SETTING,
+        {
+            "kind": "is `log`",
+            "partitions": "is the number of logs",
+            "replication_factor": "is the number of voters of each partition, or `all`",
+            "retention": "bounds a partition by age and bytes",
+            "segment": "bounds a segment by age and bytes",
+            "fsync": "says whether an append waits for the disk",
+        },
+    ),
+    *_additions(
+        1,
+        AdditionKind.ENTRY_KIND,
+        {
+            "SCHEMA": "begins a segment with the Arrow schema",
+            "DATA": "holds records",
+            "NOOP": "is a leader's first entry of its term",
+            "CONFIGURATION": "holds voters and learners",
+            "CHECKPOINT": "holds the fold of the log before it",
+            "TRIM": "says where the log begins",
+        },
+    ),
+    *_additions(
+        1,
+        AdditionKind.CHECKPOINT,
+        {"1": "has no elapsed time", "2": "has the time as the log counts it"},
+    ),
+    *_additions(
+        1,
+        AdditionKind.LINK_FRAME,
+        {
+            "HELLO": "greets, in the link version that both sides chose",
+            "REFUSED": "says why a link is not wanted",
+            "LIVENESS": "is a heartbeat, with the groups whose replicas have stopped",
+            "GROUPS": "carries Raft's messages of many groups",
+            "APPEND": "carries entries of one group",
+            "REQUEST": "asks a peer",
+            "RESPONSE": "answers a request",
+        },
+    ),
+    *_additions(
+        1,
+        AdditionKind.LINK_MESSAGE,
+        {
+            "CATALOG_PULL": "asks for a piece of a newer catalog",
+            "CATALOG_AWAIT": "waits until a peer has a version of the catalog",
+            "CATALOG_HINT": "tells the version of the catalog",
+            "CATALOG_CONFIRM": "confirms a deletion to the catalog's leader",
+            "CATALOG_BORN": "tells the catalog's leader of births that are led",
+            "CATALOG_KEPT": "asks for topics that the receiver's catalog does not know",
+            "ROUTES_PULL": "asks for claims about groups",
+            "ROUTES_HINT": "tells new claims",
+            "GROUP_HOLD": "asks an agent to hold a replica",
+            "GROUP_CONFIGURATION": "asks for the configuration of a group",
+            "GROUP_POSITION": "asks where a replica's log ends",
+            "GROUP_LOST": "says that a replica will never vote again",
+            "SEGMENTS_OFFER": "offers a copy of a log",
+            "SEGMENTS_PIECE": "asks for entries of a copy",
+            "ENTRY": "asks for an entry that is damaged at the asker's",
+            "CLOCK": "asks for the wall clock",
+        },
+    ),
+    *_additions(
+        1,
+        AdditionKind.GOSSIP_TAG,
+        {
+            "v": "is the version of Shoal",
+            "name": "is the name that people gave",
+            "cl": "is the cluster's name",
+            "cid": "is the cluster's id",
+            "url": "is where HTTP and links are served",
+            "fd": "is the failure domain",
+            "w": "is the weight in placement",
+            "dr": "says that the agent is drained",
+            "boot": "is the run of the process",
+            "pv": "is the version of the agent's claims",
+            "cv": "is the version of the agent's catalog",
+            "nt": "says whether the catalog has topics",
+            "lv": "is the range of levels; members of before levels pass over it",
+        },
+    ),
+    *_additions(2, AdditionKind.CATALOG_COMMAND, {"level": "raises the cluster's level"}),
+)
+
+
+class LevelRange(NamedTuple):
+    """The levels that an agent understands, both ends included."""
+
+    lowest: Level
+    highest: Level
+
+    def __str__(self) -> str:
+        return f"{self.lowest}-{self.highest}"
+
+    def words(self) -> str:
+        """For people."""
+        return str(self.lowest) if self.lowest == self.highest else f"{self.lowest} to {self.highest}"
+
+    def has(self, level: Level) -> bool:
+        return self.lowest <= level <= self.highest
+
+
+SUPPORTED = LevelRange(FIRST_LEVEL, max(addition.level for addition in ADDITIONS))
+"""What this version of Shoal understands."""
+BEFORE_LEVELS = LevelRange(FIRST_LEVEL, FIRST_LEVEL)
+"""What an agent understands that says nothing: it was built before there were levels."""
+HOLD = "+hold"
+"""Behind the range in the tag of an agent with --hold-level."""
+_RANGE = re.compile(r"([1-9][0-9]{0,3})-([1-9][0-9]{0,3})")
+_LEVELS = {(addition.kind, addition.name): addition.level for addition in ADDITIONS}
+
+
+def level_of(kind: AdditionKind, name: str) -> Level:
+    """The level that an addition belongs to. KeyError for one that stands in no level."""
+    return _LEVELS[kind, name]
+
+
+def range_from_text(text: str | None) -> LevelRange:
+    """`1-2`, from a tag or a header of another agent. One that says nothing legible is of before levels."""
+    match = _RANGE.fullmatch((text or "").removesuffix(HOLD))
+    if match is None:
+        return BEFORE_LEVELS
+    lowest, highest = Level(int(match[1])), Level(int(match[2]))
+    return LevelRange(lowest, highest) if lowest <= highest else BEFORE_LEVELS
+
+
+def level_in(value: object) -> Level | None:
+    """A level as a document has it; None for anything else."""
+    return Level(value) if type(value) is int and 1 <= value <= MAX_LEVEL else None
+
+
+def refusal(understood: LevelRange, level: Level) -> str | None:
+    """Why an agent cannot work in a cluster of that level, and what to do; None where it can."""
+    if understood.has(level):
+        return None
+    said = f"the cluster is at level {level}, and the agent understands {understood.words()}"
+    if level > understood.highest:
+        return f"{said}: install on its host the version of Shoal that the other members run"
+    return f"{said}: install an older version of Shoal on its host first, and raise the level"
+
+
+RAISE_AFTER_MS = 60_000
+"""Every member understands a level for so long before the cluster takes it: one upgrade is undone in less."""
+
+
+class RaiseTimer:
+    """When the catalog's leader may raise the level by itself."""
+
+    def __init__(self) -> None:
+        self._target: Level | None = None
+        self._since_ms = 0
+
+    def __repr__(self) -> str:
+        return f"RaiseTimer(target={self._target} since_ms={self._since_ms})"
+
+    def look(
+        self, now_ms: int, level: Level, understood: Collection[LevelRange], *, held: bool, is_new: bool
+    ) -> Level | None:
+        """The level to take now. `understood`: by each member that has not left. `held`: somebody wants the
+        level to stay. `is_new`: the cluster has no history that a former version could come back to."""
+        target = common_level(understood)
+        if held or target is None or target <= level:
+            self._target = None
+            return None
+        if target != self._target:
+            self._target, self._since_ms = target, now_ms
+        return target if is_new or now_ms - self._since_ms >= RAISE_AFTER_MS else None
+
+
+def common_level(understood: Collection[LevelRange]) -> Level | None:
+    """The highest level that all of them understand."""
+    if not understood:
+        return None
+    target = min(levels.highest for levels in understood)
+    return target if all(levels.has(target) for levels in understood) else None

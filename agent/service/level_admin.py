@@ -1,0 +1,83 @@
+"""The cluster's level: shown by any agent, raised by hand by the one that leads the catalog.
+
+Law of this file: what a request may ask, and what a refusal says. When the level rises by itself is
+catalog_upkeep.py's business.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.agent.levels import HOLD, Level, LevelRange, common_level, level_in
+from shoal.agent.members.tags import TAG_LEVELS
+from shoal.agent.service.topic_admin import TopicService
+from shoal.agent.topics.catalog import RaiseLevel
+from shoal.agent.topics.catalog_upkeep import understood_levels
+from shoal.errors import ShoalError
+
+NAMED_MAX = 8
+"""Members that a refusal names."""
+
+
+class LevelService(TopicService):
+    """Part of the broker."""
+
+    def level_document(self) -> dict[str, Any]:
+        """GET /v1/cluster/level. `possible`: the highest that all understand; null where they differ."""
+        self._parts()
+        understood = self._understood()
+        members = {member.name: member for member in self._roster.members()}
+        names = self._names()
+        return {
+            "level": self._catalog.level,
+            "possible": common_level(understood.values()),
+            "members": [
+                {
+                    "id": agent_id,
+                    "name": names.get(agent_id) or None,
+                    "status": members[agent_id].status if agent_id in members else "unknown",
+                    "lowest": levels.lowest,
+                    "highest": levels.highest,
+                    "holds": agent_id in members
+                    and members[agent_id].tags.get(TAG_LEVELS, "").endswith(HOLD),
+                }
+                for agent_id, levels in sorted(understood.items())
+            ],
+        }
+
+    def _understood(self) -> dict[str, LevelRange]:
+        return understood_levels(self._roster, self._cluster.table.holders())
+
+    async def raise_level(self, wanted: object, timeout_ms: int) -> dict[str, Any]:
+        """POST /v1/cluster/level: to the level wanted, None for the highest that all understand. ShoalError
+        bad-request, level-refused, not-leader, no-leader, timeout."""
+        service = await self._current_catalog(timeout_ms)
+        level = service.catalog.level
+        target = common_level(self._understood().values()) if wanted is None else level_in(wanted)
+        if target is None and wanted is not None:
+            raise ShoalError("bad-request", f"level {str(wanted)[:20]!r} is none: give a whole number from 1")
+        if target is None or target < level:
+            raise ShoalError(
+                "level-refused", f"the cluster is at level {level}, and no level is ever lowered"
+            )
+        if target > level:
+            self._check_understood(target)
+            await service.propose(RaiseLevel(target), timeout_ms)
+            await service.exchange.tell_peers()
+        return self.level_document()
+
+    def _check_understood(self, target: Level) -> None:
+        lacking = [item for item in sorted(self._understood().items()) if not item[1].has(target)]
+        if not lacking:
+            return
+        names = self._names()
+        said = ", ".join(
+            f"{names.get(agent_id) or agent_id} understands {levels.words()}"
+            for agent_id, levels in lacking[:NAMED_MAX]
+        )
+        more = f", and {len(lacking) - NAMED_MAX} more" if len(lacking) > NAMED_MAX else ""
+        raise ShoalError(
+            "level-refused",
+            f"not every member understands level {target}: {said}{more}; upgrade them, or take those that are"
+            " gone for good out with `shoal force-leave NAME`",
+        )

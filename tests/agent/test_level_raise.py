@@ -1,0 +1,159 @@
+"""Clusters of two versions of Shoal, which are one program that understands different levels."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shoal.agent import levels
+from shoal.agent.levels import BEFORE_LEVELS, FIRST_LEVEL, Level, LevelRange
+from shoal.agent.process.errors import StartError
+from tests.agent.agents import Agents, Running, agents_in, eventually
+
+FORMER = BEFORE_LEVELS
+PRESENT = LevelRange(FIRST_LEVEL, Level(2))
+SOON_MS = 300
+
+
+@pytest.fixture
+async def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Agents]:
+    monkeypatch.setattr(levels, "RAISE_AFTER_MS", SOON_MS)
+    async with agents_in(tmp_path) as made:
+        yield made
+
+
+async def level(running: Running) -> int:
+    status, document = await running.call("GET", "/v1/cluster/level")
+    assert status == 200, document
+    return int(document["level"])
+
+
+async def is_at(running: Running, wanted: int) -> bool:
+    return await level(running) == wanted
+
+
+async def three(agents: Agents, understood: LevelRange, **flags: object) -> list[Running]:
+    """A cluster of three with a topic, of one version."""
+    made = await agents.cluster(3, levels=understood, **flags)
+    status, document = await made[0].call("PUT", "/v1/topics/orders", {"partitions": 1})
+    assert status == 201, document
+    return made
+
+
+async def again(agents: Agents, old: Running, understood: LevelRange, others: list[Running]) -> Running:
+    """The agent's host after an upgrade, or after a roll-back."""
+    await old.crash()
+    addresses = [await other.gossip_address() for other in others]
+    name = str(old.agent.config.name)
+    return await agents.start(name, levels=understood, expect=3, join=addresses).until_ready()
+
+
+async def refused(agents: Agents, name: str, understood: LevelRange, other: Running) -> str:
+    """What keeps the agent from starting."""
+    address = await other.gossip_address()
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await agents.start(name, levels=understood, expect=2, join=[address]).until_ready()
+    (error,) = caught.value.exceptions
+    assert isinstance(error, StartError)
+    return str(error)
+
+
+async def test_a_rolling_upgrade_raises_the_level_once_all_have_come_and_no_way_leads_back(
+    agents: Agents,
+) -> None:
+    """Before that the former version comes back whenever it likes."""
+    one, two, three_ = await three(agents, FORMER)
+    one = await again(agents, one, PRESENT, [two, three_])
+    two = await again(agents, two, PRESENT, [one, three_])
+    status, refusal = await one.call("POST", "/v1/cluster/level", {"level": 2})
+    assert (status, refusal["code"]) == (409, "level-refused")
+    assert "a2 understands 1; upgrade them" in refusal["detail"]
+    one = await again(agents, one, FORMER, [two, three_])
+    assert await level(one) == 1
+    one = await again(agents, one, PRESENT, [two, three_])
+    three_ = await again(agents, three_, PRESENT, [one, two])
+    for running in (one, two, three_):
+        await eventually(lambda running=running: is_at(running, 2))
+    status, document = await one.call("GET", "/v1/cluster/level")
+    assert [(item["name"], item["lowest"], item["highest"]) for item in document["members"]] == sorted(
+        [("a0", 1, 2), ("a1", 1, 2), ("a2", 1, 2)], key=lambda item: ids(one, two, three_)[item[0]]
+    )
+    await three_.crash()
+    reason = await refused(agents, "a2", FORMER, one)
+    said = "cluster shoal: the cluster is at level 2, and the agent understands 1: install"
+    assert reason.startswith(said)
+    three_ = await again(agents, three_, PRESENT, [one, two])
+    assert await level(three_) == 2
+
+
+def ids(*running: Running) -> dict[str, str]:
+    return {str(item.agent.config.name): item.agent.agent_id for item in running}
+
+
+async def test_an_agent_of_a_former_version_does_not_join_a_raised_cluster(agents: Agents) -> None:
+    """It says so and ends, with an empty directory as it came."""
+    first = await agents.alone("first", levels=PRESENT)
+    await eventually(lambda: is_at(first, 2))
+    reason = await refused(agents, "late", FORMER, first)
+    assert "cannot join cluster shoal: the cluster is at level 2, and the agent understands 1" in reason
+    address = await first.gossip_address()
+    late = await agents.start("late", levels=PRESENT, expect=2, join=[address]).until_ready()
+    assert await level(late) == 2
+
+
+async def test_an_agent_two_levels_above_does_not_join_and_says_why(agents: Agents) -> None:
+    """It cannot read what the cluster writes."""
+    first = await agents.alone("first", levels=FORMER)
+    reason = await refused(agents, "early", LevelRange(Level(2), Level(3)), first)
+    assert "the cluster is at level 1, and the agent understands 2 to 3: install an older version" in reason
+
+
+async def test_a_held_level_rises_by_hand_only(agents: Agents) -> None:
+    """Any agent takes the request; a second one finds it done."""
+    one, two, three_ = await three(agents, PRESENT, hold_level=True)
+    for running in (one, two, three_):
+        assert await level(running) == 1
+    status, document = await three_.call("POST", "/v1/cluster/level")
+    assert (status, document["level"], document["possible"]) == (200, 2, 2)
+    assert all(member["holds"] for member in document["members"])
+    assert (await one.call("POST", "/v1/cluster/level", {"level": 2}))[0] == 200
+    for running in (one, two, three_):
+        await eventually(lambda running=running: is_at(running, 2))
+    status, refusal = await two.call("POST", "/v1/cluster/level", {"level": 1})
+    assert (status, refusal["code"]) == (409, "level-refused")
+    assert "no level is ever lowered" in refusal["detail"]
+
+
+async def test_a_level_is_not_raised_while_an_agent_of_the_former_version_is_down(agents: Agents) -> None:
+    """It would not come back. Taken out of the pool for good, it is no obstacle."""
+    one, two, gone = await three(agents, FORMER)
+    one = await again(agents, one, PRESENT, [two, gone])
+    two = await again(agents, two, PRESENT, [one, gone])
+    name = str(gone.agent.config.name)
+    await gone.crash()
+    status, refusal = await one.call("POST", "/v1/cluster/level", {"level": 2})
+    assert (status, refusal["code"]) == (409, "level-refused")
+    assert f"{name} understands 1" in refusal["detail"]
+    assert "`shoal force-leave NAME`" in refusal["detail"]
+    await eventually(lambda: has_status(one, name, "failed"))
+    assert await level(one) == 1
+    assert (await one.call("POST", f"/v1/members/{name}/force-leave"))[0] in (200, 204)
+    await eventually(lambda: is_at(two, 2))
+
+
+async def has_status(running: Running, name: str, status: str) -> bool:
+    _, document = await running.call("GET", "/v1/members")
+    return any(member["name"] == name and member["status"] == status for member in document["members"])
+
+
+@pytest.mark.parametrize(
+    "body", [{"level": 0}, {"level": "2"}, {"level": True}, {"level": 2.5}, {"to": 2}, [2]]
+)
+async def test_a_level_that_is_none_is_refused(agents: Agents, body: object) -> None:
+    """Nothing changes."""
+    first = await agents.alone("first", levels=PRESENT, hold_level=True)
+    status, refusal = await first.call("POST", "/v1/cluster/level", body)
+    assert (status, refusal["code"]) == (400, "bad-request")
+    assert await level(first) == 1

@@ -1,0 +1,34 @@
+"""Deliberate faults in how a cluster takes a feature level; mutants.py runs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.agent import cluster
+from shoal.agent.levels import SUPPORTED, LevelRange, range_from_text
+from shoal.agent.members.roster import Roster
+from shoal.agent.members.tags import TAG_LEVELS
+from shoal.agent.topics import catalog_service
+
+Patch = tuple[Any, str, Any]
+
+
+def raise_without_the_failed() -> list[Patch]:
+    """Members that gossip has given up do not count."""
+
+    def mutated(self: Roster) -> dict[str, LevelRange]:
+        return {
+            member.name: range_from_text(member.tags.get(TAG_LEVELS))
+            for member in self.ours()
+            if member.status in ("alive", "suspect")
+        }
+
+    return [(Roster, "understood_levels", mutated)]
+
+
+def start_above_the_own_levels() -> list[Patch]:
+    """An agent opens a directory, and applies commands, of a level that it does not understand."""
+    return [
+        (cluster, "refusal", lambda *_: None),
+        (catalog_service, "level_of_command", lambda _: SUPPORTED.lowest),
+    ]
