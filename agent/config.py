@@ -309,7 +309,7 @@ class AgentConfig:
 def all_given(
     flags: Mapping[str, Any], environment: Mapping[str, str], file: Mapping[str, Any]
 ) -> tuple[Given, ...]:
-    """What each source says, the strongest last. Raises ConfigError for a name that is no setting."""
+    """The values of each source, the strongest last. Raises ConfigError for a name that is no setting."""
     return (
         *in_file(file, SETTINGS),
         *in_environment(environment, SETTINGS),

@@ -3,7 +3,7 @@
 Law of this file: pure, and the only list. A cluster works at one level, which its catalog holds. An agent
 understands a range of levels, and works only in a cluster whose level lies in it. Nothing is written or sent
 that belongs to a level above the cluster's: until that is raised, the former version of Shoal may come back.
-An agent reads everything of the levels that it understands. What is new belongs to a new level, here.
+An agent reads everything of the levels that it understands. Each new thing belongs to a new level, here.
 
 Compare CockroachDB's cluster version and Kafka's feature levels (KIP-584).
 """
@@ -166,9 +166,9 @@ class LevelRange(NamedTuple):
 
 
 SUPPORTED = LevelRange(FIRST_LEVEL, max(addition.level for addition in ADDITIONS))
-"""What this version of Shoal understands."""
+"""The levels of this version of Shoal."""
 BEFORE_LEVELS = LevelRange(FIRST_LEVEL, FIRST_LEVEL)
-"""What an agent understands that says nothing: it was built before there were levels."""
+"""Those of an agent that says nothing: it was built before there were levels."""
 HOLD = "+hold"
 """Behind the range in the tag of an agent with --hold-level."""
 _RANGE = re.compile(r"([1-9][0-9]{0,3})-([1-9][0-9]{0,3})")

@@ -1,4 +1,4 @@
-"""What a setting is: its name in each source, how it is read, when a changed value counts, if it is secret.
+"""A setting: its name in each source, how it is read, when a changed value counts, if it is secret.
 
 Law of this file: pure. It knows no setting by name; agent/config.py declares them as fields of dataclasses. A
 field whose default_factory is a dataclass is a group: its fields are settings like those beside it.
@@ -102,7 +102,7 @@ def _setting_of(item: Field[Any], path: tuple[str, ...]) -> Setting:
 
 
 def build(kind: type[Any], settings: Mapping[str, Setting], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a dataclass, from {setting: its value}. What is not given keeps its default."""
+    """The arguments of a dataclass, from {setting: its value}. The others keep their defaults."""
     arguments: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
     for name, value in values.items():

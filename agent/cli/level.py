@@ -67,7 +67,7 @@ def raise_level(
 
 
 def outlook(document: Mapping[str, Any]) -> str:
-    """What happens to the level next, and why."""
+    """The next change of the level, and its reason."""
     level, possible, members = document["level"], document["possible"], document["members"]
     highest = max((member["highest"] for member in members), default=level)
     if possible is not None and possible > level:

@@ -1,8 +1,8 @@
-"""What two agents agree on before they greet: the version of the link protocol, and levels that fit.
+"""The terms that two agents agree on before they greet: the version of the link protocol, and their levels.
 
-Law of this file: pure. Each side says its terms in a header of the upgrade, which versions of Shoal without
-the header pass over: such an agent speaks link version 1 and understands level 1. The greeting then has the
-version that both chose.
+Law of this file: pure. Each side says its terms in a header of the upgrade. Versions of Shoal without the
+header pass over it: they speak link version 1 and understand level 1. The greeting then has the version that
+both chose.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ BEFORE_TERMS = LinkTerms(1, 1, BEFORE_LEVELS, FIRST_LEVEL)
 
 
 def terms_from_text(text: str | None) -> LinkTerms:
-    """What the other side says. Further words are for later versions. Illegible terms are taken for none."""
+    """The other side's. Further words are for later versions. Illegible terms are taken for none."""
     match = _TERMS.match((text or "")[:MAX_TERMS_CHARACTERS])
     if match is None:
         return BEFORE_TERMS

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from link_nodes import Node, agent_id, connected, nodes, until
+from link_nodes import Node, agent_id, connected, nodes
+from waiting import until
 
 from shoal.agent.levels import BEFORE_LEVELS, Level, LevelRange
 from shoal.agent.peers.links import PeerUnavailable

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from memory_disk import MemoryDisk
+from waiting import until
 
 from shoal.agent.durable.catalog_version import CatalogVersion
 from shoal.agent.levels import BEFORE_LEVELS, FIRST_LEVEL, RAISE_AFTER_MS, Level, LevelRange
@@ -150,7 +151,7 @@ async def test_an_agent_that_understands_the_level_follows() -> None:
     follower.peers.versions = {OTHER: CatalogVersion(0, 2)}
     follower.peers.answers[PeerMessage.CATALOG_PULL] = gives(fixture.service.catalog)
     async with follower.running():
-        await follower.until(lambda: follower.service.catalog.level == TWO)
+        await until(lambda: follower.service.catalog.level == TWO)
 
 
 async def test_a_command_above_the_level_is_not_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
