@@ -169,7 +169,9 @@ class Agent:
     async def _live(
         self, parts: AsyncExitStack, stop: StopRequest, on_ready: Callable[[Agent], None] | None
     ) -> None:
-        directory = self.directory = await open_directory(self._config, parts, self._wipe_if_dissolved)
+        directory = self.directory = await open_directory(
+            self._config, parts, self._wipe_if_dissolved, self._levels
+        )
         node = self.node = await start_node(directory, self._names, parts, self._rng, stop.ask, self._levels)
         pool = self.pool = await enter_pool(node, parts)
         self._goodbyes.append(pool.membership.leave)

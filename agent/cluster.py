@@ -15,12 +15,12 @@ from typing import Any
 
 from shoal.agent.bootstrap.cluster_finder import ClusterFinder
 from shoal.agent.bootstrap.empty_cluster_guard import EmptyClusterGuard
+from shoal.agent.bootstrap.outgrown_watch import OutgrownWatch
 from shoal.agent.durable.catalog_version import CatalogVersion
 from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry
 from shoal.agent.durable.ids import GroupId, IdentityError
 from shoal.agent.host.host import Host, HostConfig
 from shoal.agent.host.scrubber import Scrubber
-from shoal.agent.levels import refusal
 from shoal.agent.node import Node, Pool
 from shoal.agent.partition.opener import Stores
 from shoal.agent.peers.messages import PeerMessage
@@ -144,8 +144,15 @@ class Cluster:
             replace_after_ms=node.config.replace_after_ms,
         )
         levels = LevelUpkeep(
-            node.roster, joined.catalog, node.clock.now_ms, holders=joined.routes.table.holders
+            node.roster,
+            joined.catalog,
+            node.clock.now_ms,
+            holders=joined.routes.table.holders,
+            replace_after_ms=node.config.replace_after_ms,
+            is_founder=node.directory.record is None,
         )
+        outgrown = OutgrownWatch(joined.catalog.local.record.cluster_id, node.roster, node.rng, node.levels)
+        node.links.on_outgrown = outgrown.suspect
         return {
             "host": joined.host.run(),
             "catalog": joined.catalog.run(),
@@ -158,6 +165,7 @@ class Cluster:
             "births": births.run(),
             "upkeep": repeat(UPKEEP_INTERVAL_S, upkeep.look),
             "level": repeat(UPKEEP_INTERVAL_S, levels.look),
+            "outgrown": outgrown.run(),
         }
 
     async def _tell_catalog_version(self) -> None:
@@ -170,12 +178,8 @@ class Cluster:
 
 
 async def make_cluster(node: Node, parts: AsyncExitStack, record: ClusterRecord) -> Cluster:
-    """Nothing of it has started. Raises StartError when the stored state cannot be opened, or is of a level
-    that this agent does not understand."""
-    level = Catalog.from_bytes(record.catalog).level
-    if (reason := refusal(node.levels, level)) is not None:
-        raise StartError(f"cluster {record.cluster}: {reason}")
-    node.roster.set_level(level)
+    """Nothing of it has started. Raises StartError when the stored state cannot be opened."""
+    node.roster.set_level(Catalog.from_bytes(record.catalog).level)
     node.links.cluster_id = record.cluster_id
     host = await _make_host(node, parts, record.cluster_id, lambda group: routes.group_changed(group))
     routes = _make_routes(node, host)

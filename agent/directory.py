@@ -17,7 +17,9 @@ from shoal.agent.durable.gossip_snapshot import load_snapshot
 from shoal.agent.durable.identity import AgentIdentity, IdentityStore
 from shoal.agent.durable.ids import IdentityError
 from shoal.agent.durable.keyring_file import KeyringFile, settle_keyring
+from shoal.agent.levels import LevelRange, refusal
 from shoal.agent.process.errors import StartError
+from shoal.agent.topics.catalog import Catalog
 from shoal.agent.topics.cluster_file import ClusterFileError, ClusterRecord, load_cluster, settle_cluster
 from shoal.membership.serf.snapshot import Snapshot
 from shoal.membership.wire.keyring import Keyring
@@ -43,9 +45,10 @@ class Directory:
 
 
 async def open_directory(
-    config: AgentConfig, parts: AsyncExitStack, before_release: Callable[[], None]
+    config: AgentConfig, parts: AsyncExitStack, before_release: Callable[[], None], levels: LevelRange
 ) -> Directory:
-    """`before_release` is called when all of it is closed again and still locked. Raises StartError."""
+    """`before_release` is called when all of it is closed again and still locked. Raises StartError, also
+    for a cluster whose level is not among the `levels` that this agent understands."""
     lock = claim_directory(config.data)
     parts.callback(lock.release)
     parts.callback(before_release)
@@ -66,6 +69,8 @@ async def open_directory(
     if record is not None and (known is None or known.cluster_id != record.cluster_id):
         # A crash between the two writes of joining: the identity decides, and it had not joined.
         record = None
+    if record is not None and (reason := refusal(levels, Catalog.from_bytes(record.catalog).level)):
+        raise StartError(f"cluster {record.cluster}: {reason}")
     config = settle_cluster(config, record)
     identity = settle_identity(config, known)
     return Directory(config, disk, identities, identity, record, snapshot, keyring, power_held)

@@ -149,7 +149,8 @@ class ClusterFinder:
                 await self._sleep_until(own_after_ms)
 
     def _record(self, cluster_id: bytes, birth: tuple[str, ...]) -> ClusterRecord:
-        return ClusterRecord(self._config.cluster, cluster_id, birth, Catalog().to_bytes())
+        catalog = Catalog(level=self._levels.lowest)  # what is below was committed before this agent came
+        return ClusterRecord(self._config.cluster, cluster_id, birth, catalog.to_bytes())
 
     async def _sleep_until(self, until_ms: int | None) -> None:
         wait_ms = (

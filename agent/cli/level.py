@@ -68,15 +68,27 @@ def raise_level(
 
 def outlook(document: Mapping[str, Any]) -> str:
     """The next change of the level, and its reason."""
-    level, possible, members = document["level"], document["possible"], document["members"]
+    level, possible = document["level"], document["possible"]
+    members = [member for member in document["members"] if member["status"] != "left"]
     highest = max((member["highest"] for member in members), default=level)
     if possible is not None and possible > level:
         holders = [member["name"] or member["id"] for member in members if member["holds"]]
         if holders:
             advice = f"`shoal cluster raise-level` raises it to {possible}"
             return f"held by {', '.join(holders)} (--hold-level); {advice}"
+        left = [
+            member["name"] or member["id"] for member in document["members"] if is_missed(member, possible)
+        ]
+        if left:
+            waited = f"{', '.join(left)} may come back with the former version (--replace-after)"
+            return f"{waited}; `shoal cluster raise-level` raises it to {possible} without waiting"
         return f"every member understands {possible}; it rises within a minute"
     lacking = [member["name"] or member["id"] for member in members if member["highest"] <= level]
     if highest > level and lacking:
         return f"{', '.join(lacking)} must be upgraded before it can rise to {highest}"
     return "the highest that its members understand"
+
+
+def is_missed(member: Mapping[str, Any], level: int) -> bool:
+    """Whether it was stopped in order, and did not understand the level then."""
+    return member["status"] == "left" and not member["lowest"] <= level <= member["highest"]

@@ -184,8 +184,8 @@ class Roster:
         self._set_later(TAG_TOPICS, "1" if has_topics else "0")
 
     def set_level(self, level: Level) -> None:
-        """Of the cluster. Links to agents that do not understand it are refused from now on."""
-        self._links.level = level
+        """Of the cluster. Agents that do not understand it are linked no longer."""
+        self._links.set_level(level)
 
     def understood_levels(self) -> dict[str, LevelRange]:
         """By members of this cluster that have not left, failed ones among them, as they last said."""
@@ -193,6 +193,14 @@ class Roster:
             member.name: range_from_text(member.tags.get(TAG_LEVELS))
             for member in self.ours()
             if member.status != "left"
+        }
+
+    def levels_of_left(self) -> dict[str, LevelRange]:
+        """Understood by members of this cluster that have left, as they last said."""
+        return {
+            member.name: range_from_text(member.tags.get(TAG_LEVELS))
+            for member in self.ours()
+            if member.status == "left"
         }
 
     def holds_level(self) -> list[str]:

@@ -28,7 +28,7 @@ from shoal.agent.peers.frames import (
     encode_refusal,
     frame_head,
 )
-from shoal.agent.peers.terms import BEFORE_TERMS, HEADER, TermsError, agree, terms_in_head
+from shoal.agent.peers.terms import BEFORE_TERMS, HEADER, terms_in_head
 
 if TYPE_CHECKING:
     from shoal.agent.peers.links import Links
@@ -143,16 +143,9 @@ class PeerConnection(asyncio.Protocol):
         self._send_hello(kind, peer_id)
         return rest
 
-    def _agreed_version(self) -> int:
-        """Of the link. Raises Refused."""
-        try:
-            return agree(self._owner.terms(), self.terms)
-        except TermsError as error:
-            raise Refused(str(error)) from None
-
     def _send_hello(self, kind: LinkKind, peer_id: str) -> None:
         hello = self._owner.greeting(kind, peer_id)
-        self._say(FrameType.HELLO, hello.to_bytes(self._agreed_version()))
+        self._say(FrameType.HELLO, hello.to_bytes(self._owner.agreed_version(self.terms)))
 
     def _say(self, frame_type: FrameType, payload: bytes) -> None:
         assert self._transport is not None
@@ -165,7 +158,7 @@ class PeerConnection(asyncio.Protocol):
             raise PeerWireError(f"frame type {frame.type} before the greeting was answered")
         elif frame.type == FrameType.HELLO:
             self._has_greeted = True
-            self.greet(Hello.from_bytes(frame.payload, self._agreed_version()))
+            self.greet(Hello.from_bytes(frame.payload, self._owner.agreed_version(self.terms)))
         elif frame.type == FrameType.REFUSED:
             self._end(Refused(decode_refusal(frame.payload)))
         else:

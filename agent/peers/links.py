@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext
 
 from shoal.addresses import host_of, plain_address
-from shoal.agent.levels import FIRST_LEVEL, SUPPORTED, LevelRange
+from shoal.agent.levels import FIRST_LEVEL, SUPPORTED, Level, LevelRange, refusal
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.peers.connection import PeerConnection, Refused
@@ -26,7 +26,7 @@ from shoal.agent.peers.lobby import Lobby
 from shoal.agent.peers.requests import PeerRequestFailed as PeerRequestFailed
 from shoal.agent.peers.requests import PeerUnavailable as PeerUnavailable
 from shoal.agent.peers.requests import RequestHandler, Requests
-from shoal.agent.peers.terms import HEADER, LinkTerms, terms_from_text
+from shoal.agent.peers.terms import HEADER, LinkTerms, TermsError, agree, terms_from_text
 from shoal.agent.process.clock import Clock
 from shoal.errors import ShoalError
 
@@ -61,6 +61,8 @@ class Links:
         """None until the agent has bootstrapped or joined; nobody is connected before."""
         self.level = FIRST_LEVEL
         """Of the cluster, as far as this agent knows."""
+        self.on_outgrown: Callable[[], None] = lambda: None
+        """Called when somebody says that the cluster is at a level that this agent does not understand."""
         self.on_silence: Callable[[str], None] = lambda _: None
         self.liveness_tail: Callable[[], bytes] = lambda: b""
         """What else to say in the liveness frames of this heartbeat interval."""
@@ -153,6 +155,17 @@ class Links:
         if self._running:
             self._dial_missing()
 
+    def set_level(self, level: Level) -> None:
+        """Of the cluster. Links to agents that do not understand it end, and are refused from now on."""
+        if level == self.level:
+            return
+        self.level = level
+        for peer in self._peers.values():
+            for connection in list(peer.connections.values()):
+                if not connection.terms.levels.has(level):
+                    peer.complain(f"closing its link: {refusal(connection.terms.levels, level)}")
+                    connection.close()
+
     def _lives_at(self, agent_id: str, address: str | None) -> bool:
         """Whether gossip knows this agent, at this very address."""
         peer = self._peers.get(agent_id)
@@ -194,6 +207,8 @@ class Links:
             return
         connection = PeerConnection(self, None)
         connection.terms = terms_from_text(terms_text)
+        if not self._levels.has(connection.terms.level):
+            self.on_outgrown()
         connection.take_address(transport)
         address = connection.address
         known = address is not None and plain_address(address) in self._known_addresses
@@ -239,6 +254,15 @@ class Links:
     def terms(self) -> LinkTerms:
         """This agent's."""
         return LinkTerms(levels=self._levels, level=self.level)
+
+    def agreed_version(self, theirs: LinkTerms) -> int:
+        """Of a link. Raises Refused."""
+        if not self._levels.has(theirs.level):
+            self.on_outgrown()
+        try:
+            return agree(self.terms(), theirs)
+        except TermsError as error:
+            raise Refused(str(error)) from None
 
     def greeting(self, kind: LinkKind, peer_id: str) -> Hello:
         """What this agent says of itself."""

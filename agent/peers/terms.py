@@ -26,7 +26,8 @@ LINK_VERSIONS = (1, 1)
 """The lowest and the highest version of the link protocol that this agent speaks."""
 MAX_TERMS_CHARACTERS = 128
 _TERMS = re.compile(
-    r"versions=([1-9][0-9]{0,3})-([1-9][0-9]{0,3}) levels=([0-9]{1,4}-[0-9]{1,4}) level=([1-9][0-9]{0,3})"
+    r"versions=([1-9][0-9]{0,3})-([1-9][0-9]{0,3}) levels=([0-9]{1,4}-[0-9]{1,4})"
+    r" level=([1-9][0-9]{0,3})(?![0-9])"
 )
 
 

@@ -284,8 +284,8 @@ class RouteTable:
         """Agents that claims name as voters or learners of a group."""
         return {
             agent
-            for holder in self.agents()
-            for claim in self.claims_of(holder)
+            for known in self._agents.values()
+            for claim in known.claims.values()
             for agent in (*claim.voters, *claim.learners)
         }
 

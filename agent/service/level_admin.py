@@ -23,9 +23,12 @@ class LevelService(TopicService):
     """Part of the broker."""
 
     def level_document(self) -> dict[str, Any]:
-        """GET /v1/cluster/level. `possible`: the highest that all understand; null where they differ."""
+        """GET /v1/cluster/level. `possible`: the highest that all understand who have not left; null where
+        they differ. Members that have left are listed while replicas wait for them."""
         self._parts()
-        understood = self._understood()
+        understood, holders = self._understood(), self._cluster.table.holders()
+        left = self._roster.levels_of_left()
+        listed = {**understood, **{agent_id: left[agent_id] for agent_id in left.keys() & holders}}
         members = {member.name: member for member in self._roster.members()}
         names = self._names()
         return {
@@ -41,7 +44,7 @@ class LevelService(TopicService):
                     "holds": agent_id in members
                     and members[agent_id].tags.get(TAG_LEVELS, "").endswith(HOLD),
                 }
-                for agent_id, levels in sorted(understood.items())
+                for agent_id, levels in sorted(listed.items())
             ],
         }
 
@@ -53,10 +56,10 @@ class LevelService(TopicService):
         bad-request, level-refused, not-leader, no-leader, timeout."""
         service = await self._current_catalog(timeout_ms)
         level = service.catalog.level
-        target = common_level(self._understood().values()) if wanted is None else level_in(wanted)
-        if target is None and wanted is not None:
+        target = self._highest(level) if wanted is None else level_in(wanted)
+        if target is None:
             raise ShoalError("bad-request", f"level {str(wanted)[:20]!r} is none: give a whole number from 1")
-        if target is None or target < level:
+        if target < level:
             raise ShoalError(
                 "level-refused", f"the cluster is at level {level}, and no level is ever lowered"
             )
@@ -65,6 +68,14 @@ class LevelService(TopicService):
             await service.propose(RaiseLevel(target), timeout_ms)
             await service.exchange.tell_peers()
         return self.level_document()
+
+    def _highest(self, level: Level) -> Level:
+        """That all understand; the next one, which is refused, where only some understand more."""
+        understood = self._understood().values()
+        target = common_level(understood)
+        if target is not None and target > level:
+            return target
+        return Level(level + 1) if any(levels.highest > level for levels in understood) else level
 
     def _check_understood(self, target: Level) -> None:
         lacking = [item for item in sorted(self._understood().items()) if not item[1].has(target)]

@@ -40,6 +40,7 @@ from shoal.agent.topics.entries import (
     settings_in,
     voters_in,
 )
+from shoal.agent.topics.settings import TopicSettings
 
 MAX_COMMAND_BYTES = 1 << 20  # 1,024 partitions with seven voters of 32 hex digits each, and room
 
@@ -61,7 +62,19 @@ OPERATIONS: dict[type[Command], str] = {
 def level_of_command(command: Command) -> Level:
     """The least level that an agent must understand to fold the command in."""
     level = level_of(AdditionKind.CATALOG_COMMAND, OPERATIONS[type(command)])
-    return max(level, command.level) if isinstance(command, RaiseLevel) else level
+    match command:
+        case RaiseLevel(raised):
+            return max(level, raised)
+        case CreateTopic(entry):
+            return max(level, level_of_settings(entry.settings))
+        case ChangeTopic(_, settings):
+            return max(level, level_of_settings(settings))
+    return level
+
+
+def level_of_settings(settings: TopicSettings) -> Level:
+    """Of the newest one that is written. Agents of lower levels refuse settings that they do not know."""
+    return max(level_of(AdditionKind.TOPIC_SETTING, name) for name in settings.to_document())
 
 
 def encode_command(command: Command) -> bytes:

@@ -207,7 +207,7 @@ class CatalogService:
     def _understood(self, value: bytes) -> Command:
         """Raises CatalogError."""
         command = decode_command(value)
-        if not self._levels.has(level := level_of_command(command)):
+        if (level := level_of_command(command)) > self._levels.highest:
             raise HigherLevel(level, self._levels)
         return command
 

@@ -11,15 +11,18 @@ deletion is confirmed in its place. Should it come back, its own copy of the cat
 deleted (catalog_reconciler.py).
 
 The level is raised once every member that has not left understands a higher one, for RAISE_AFTER_MS, unless
-a member holds it. An agent that holds a replica and that gossip does not know understands the first level.
+a member holds it. An agent that holds a replica and that gossip does not know understands the first level. A
+member that was stopped in order counts for `replace_after` too, while it holds replicas: the host may be
+between two versions, and may come back with either.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
-from shoal.agent.levels import BEFORE_LEVELS, LevelRange, RaiseTimer
+from shoal.agent.levels import BEFORE_LEVELS, Level, LevelRange, RaiseTimer, common_level
 from shoal.agent.log_lines.names import agent_name, topic_name
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.members.roster import Roster, candidate_of
@@ -159,7 +162,8 @@ class CatalogUpkeep:
 
 
 class LevelUpkeep:
-    """Call look() every UPKEEP_INTERVAL_S. `holders`: agents that hold replicas, as far as claims say."""
+    """Call look() every UPKEEP_INTERVAL_S. `holders`: agents that hold replicas, as far as claims say.
+    `is_founder`: the directory of this agent belonged to no cluster when it started."""
 
     def __init__(
         self,
@@ -167,27 +171,32 @@ class LevelUpkeep:
         catalog: CatalogService,
         now_ms: Callable[[], int],
         *,
-        holders: Callable[[], Iterable[str]],
+        holders: Callable[[], AbstractSet[str]],
+        replace_after_ms: int,
+        is_founder: bool,
     ) -> None:
         self._roster = roster
         self._catalog = catalog
         self._now_ms = now_ms
         self._holders = holders
+        self._replace_after_ms = replace_after_ms
+        self._is_founder = is_founder
         self._timer = RaiseTimer()
+        self._left_ms: dict[str, int] = {}
 
     async def look(self) -> None:
         """Raise the level once it is time."""
-        service, roster = self._catalog, self._roster
+        service = self._catalog
         if not service.leads():
-            self._timer = RaiseTimer()
+            self._timer, self._left_ms = RaiseTimer(), {}
             return
         state = service.catalog
         target = self._timer.look(
             self._now_ms(),
             state.level,
-            understood_levels(roster, self._holders()).values(),
-            held=bool(roster.holds_level()),
-            is_new=state.offset == 0 and not state.epoch,
+            self._understood(state.level),
+            held=bool(self._roster.holds_level()),
+            is_new=self._is_founder and state.offset == 0 and not state.epoch,
         )
         if target is None:
             return
@@ -198,6 +207,22 @@ class LevelUpkeep:
             return
         if applied.outcome == "done":
             logger.info("the cluster is at level %d: every member understands it", target)
+
+    def _understood(self, level: Level) -> Collection[LevelRange]:
+        """By everybody whose level counts. Claims are read only where the members would allow a raise."""
+        now_ms, left = self._now_ms(), self._roster.levels_of_left()
+        self._left_ms = {name: self._left_ms.get(name, now_ms) for name in left}
+        members = self._roster.understood_levels()
+        target = common_level(members.values())
+        if target is None or target <= level:
+            return members.values()
+        holders = self._holders()
+        resting = [
+            left[name]
+            for name, since_ms in self._left_ms.items()
+            if name in holders and now_ms - since_ms < self._replace_after_ms
+        ]
+        return [*understood_levels(self._roster, holders).values(), *resting]
 
 
 def understood_levels(roster: Roster, holders: Iterable[str]) -> dict[str, LevelRange]:

@@ -236,12 +236,11 @@ class AdminClient(LiveObject):
 
     async def level(self) -> dict[str, Any]:
         """GET /v1/cluster/level: the cluster's feature level, and which members understand which."""
-        return (await self._cluster.anywhere(Call("GET", "/v1/cluster/level"))).document()
+        return await self._get("/v1/cluster/level")
 
     async def raise_level(self, level: int | None = None) -> dict[str, Any]:
         """POST /v1/cluster/level: to this level, or to the highest that every member understands."""
-        body = {} if level is None else {"level": level}
-        return await self._ask_first("POST", "/v1/cluster/level", body)
+        return await self._ask("POST", "/v1/cluster/level", {} if level is None else {"level": level})
 
     async def recovery_preview(self, topic: str, partition: int) -> dict[str, Any]:
         """GET /v1/agent/recover at the first bootstrap agent: what forced recovery would do there."""

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent import levels
+from shoal.agent.config import MAX_NAME_CHARACTERS
 from shoal.agent.levels import (
     ADDITIONS,
     BEFORE_LEVELS,
@@ -50,6 +51,7 @@ from shoal.agent.topics.entries import PartitionBirth
 from shoal.agent.topics.settings import TopicSettings
 from shoal.format.batch import Kind
 from shoal.format.hash_ranges import hash_ranges
+from shoal.membership.wire.serf import encode_tags
 
 UNWRITTEN_KINDS = {"GROUP_STATE", "SEAL"}
 """Numbers that are reserved. Who writes one first gives it a level."""
@@ -101,6 +103,29 @@ def test_a_command_says_the_level_of_its_line_in_the_list() -> None:
     for command in commands():
         document = json.loads(encode_command(command))
         assert document["v"] == level_of_command(command) == of[document["op"]]
+
+
+GUARDED = {AdditionKind.CATALOG_COMMAND, AdditionKind.TOPIC_SETTING, AdditionKind.GOSSIP_TAG}
+"""CatalogService.propose() refuses commands above the cluster's level. Unknown tags are passed over."""
+
+
+def test_nothing_stands_above_the_first_level_without_a_guard() -> None:
+    """Whoever adds an entry, a checkpoint, a frame or a message writes or sends it only once the cluster is
+    at its level, shows that by a test, and names its kind here."""
+    assert {addition.kind for addition in ADDITIONS if addition.level > 1} <= GUARDED
+
+
+def test_the_tags_of_an_agent_with_the_longest_names_fit() -> None:
+    """Beside the levels, in 512 bytes: an upgrade must not keep a host from starting."""
+    longest = "n" * MAX_NAME_CHARACTERS
+    values = {
+        "v": "100.100.100", "name": longest, "cl": longest, "cid": "c" * 32, "fd": longest, "w": "10000",
+        "url": "http://[2001:0db8:0000:0000:0000:ff00:0042:8329]:65535", "dr": "1", "boot": "b" * 16,
+        "pv": f"99.{2**53}", "cv": f"{2**53:x}.{2**53}", "nt": "1",
+        "lv": f"{levels.MAX_LEVEL}-{levels.MAX_LEVEL}{HOLD}",
+    }  # fmt: skip
+    assert set(values) == TAGS
+    assert len(encode_tags(values)) <= 512
 
 
 def test_levels_are_counted_from_one_without_a_gap_and_each_line_says_something() -> None:

@@ -11,6 +11,7 @@ from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.leader import at_leader, catalog_of
 from shoal.agent.http.core.problems import json_response
 from shoal.agent.interface import Json, Leader
+from shoal.agent.log_lines.names import agent_name
 from shoal.errors import ShoalError
 
 
@@ -31,7 +32,16 @@ async def raise_level(call: Call) -> web.Response:
 
     async def there(leader: Leader) -> Json:
         remaining_ms = deadline.remaining_ms()
-        answer = await exchange(call, leader.url, "POST", api.RAISE_LEVEL.path, body, remaining_ms)
+        try:
+            answer = await exchange(call, leader.url, "POST", api.RAISE_LEVEL.path, body, remaining_ms)
+        except ShoalError as error:
+            if error.code != "unknown-route":
+                raise
+            raise ShoalError(
+                "level-refused",
+                f"{agent_name(leader.agent_id)} leads the catalog, and its version of Shoal has no levels:"
+                " upgrade it",
+            ) from None
         return answer.document()
 
     return json_response(await at_leader(call, catalog_of(call), here, there, deadline))

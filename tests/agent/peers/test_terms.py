@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from link_nodes import Node, agent_id, connected, nodes
+from link_nodes import CLUSTER, STRANGER, Node, agent_id, connected, nodes
+from listening import serving
 from waiting import until
 
 from shoal.agent.levels import BEFORE_LEVELS, Level, LevelRange
+from shoal.agent.peers.frames import FrameType
 from shoal.agent.peers.links import PeerUnavailable
 from shoal.agent.peers.terms import (
     BEFORE_TERMS,
@@ -118,3 +123,102 @@ async def test_an_agent_that_says_no_terms_gets_no_link_at_a_higher_level() -> N
     async with nodes(old, new):
         peer = old.links._peers[new.links.agent_id]
         await until(lambda: "the cluster is at level 2" in peer.last_complaint)
+
+
+async def test_links_to_agents_that_do_not_understand_it_end_when_the_level_rises() -> None:
+    """A member that was rolled back in that moment gets nothing of what is new; the others stay linked."""
+    old, new, newest = Node("a", levels=OLD), Node("b", levels=NEW), Node("c", levels=NEW)
+    async with nodes(old, new, newest):
+        await until(lambda: all(connected(node) for node in (old, new, newest)))
+        open_before = list(new.links._peers[newest.links.agent_id].connections.values())
+        for node in (new, newest):
+            node.links.set_level(Level(2))
+        await until(lambda: not new.links.is_linked(old.links.agent_id))
+        await until(lambda: not newest.links.is_linked(old.links.agent_id))
+        with pytest.raises(PeerUnavailable):
+            await old.links.request(agent_id("b"), 200, b"", 200)
+        assert list(new.links._peers[newest.links.agent_id].connections.values()) == open_before
+        peer = old.links._peers[new.links.agent_id]
+        await until(lambda: "the cluster is at level 2, and the agent understands 1" in peer.last_complaint)
+
+
+@pytest.mark.parametrize(("older", "newer"), [("a", "b"), ("b", "a")])
+async def test_an_agent_hears_on_either_side_that_the_cluster_has_outgrown_it(older: str, newer: str) -> None:
+    """The one that is dialled is not greeted any more: the header alone tells it."""
+    old, new = Node(older, levels=OLD), Node(newer, levels=NEW)
+    new.links.level = Level(2)
+    heard: list[str] = []
+    old.links.on_outgrown = lambda: heard.append("old")
+    new.links.on_outgrown = lambda: heard.append("new")
+    async with nodes(old, new):
+        await until(lambda: "old" in heard)
+    assert "new" not in heard
+
+
+@pytest.mark.parametrize("number", ["12345", "00001", "0", "-1", "1.5", "10000000000000000000000"])
+def test_a_number_that_is_no_level_is_not_cut_to_one(number: str) -> None:
+    """The terms are illegible then, whatever else they say."""
+    for text in (f"versions=1-1 levels=1-9 level={number}", f"versions=1-1 levels=1-{number} level=1"):
+        assert terms_from_text(text).level == 1
+        assert terms_from_text(text).levels in (BEFORE_LEVELS, LevelRange(Level(1), Level(9)))
+
+
+# ---- an agent of the version before levels -------------------------------------------------------
+
+FORMER_UPGRADE = b"GET /v1/peer HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: shoal-peer/1\r\n\r\n"
+FORMER_MAX_UPGRADE_BYTES = 4_096
+"""Of the answer's head: it reads no more."""
+
+
+def former_hello(kind: int, me: str, other: str, nonce: bytes) -> bytes:
+    """The frame as commit 4205efb writes it, and as it must be to be read there."""
+    payload = b"SHPR\x01\x00" + bytes([kind]) + CLUSTER + bytes.fromhex(me) + bytes.fromhex(other) + nonce
+    return struct.pack("<IB", len(payload), FrameType.HELLO) + payload
+
+
+async def test_a_dialler_of_before_levels_is_greeted_in_its_own_bytes() -> None:
+    """It sends no terms, and reads nothing of the answer's head but the status line."""
+    new = Node("b", levels=NEW)
+    async with nodes(new):
+        new.links.set_addresses({STRANGER: "http://127.0.0.1:1"})
+        reader, writer = await asyncio.open_connection("127.0.0.1", new.port)
+        writer.write(FORMER_UPGRADE)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 40)
+        assert head.startswith(b"HTTP/1.1 101 ")
+        assert len(head) < FORMER_MAX_UPGRADE_BYTES
+        writer.write(former_hello(0, STRANGER, new.links.agent_id, b"stranger"))
+        answer = await asyncio.wait_for(reader.readexactly(68), 40)
+        assert answer == former_hello(0, new.links.agent_id, STRANGER, b"nonce---")
+        await until(lambda: new.links.is_linked(STRANGER))
+        new.links.set_level(Level(2))
+        await asyncio.wait_for(reader.read(), 40)
+        writer.close()
+        await until(lambda: not new.links.is_linked(STRANGER))
+
+
+async def test_an_acceptor_of_before_levels_is_dialled_with_its_own_bytes() -> None:
+    """Its answer has no terms; the header of the question is one that any HTTP server passes over."""
+    new, told = Node("a", levels=NEW), asyncio.get_running_loop().create_future()
+
+    async def former(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: shoal-peer/1\r\n\r\n"
+        )
+        hello = await reader.readexactly(68)
+        writer.write(former_hello(hello[11], agent_id("b"), new.links.agent_id, b"formerly"))
+        if not told.done():
+            told.set_result((head, hello))
+        await reader.read()
+        writer.close()
+
+    async with serving(former) as url, nodes(new):
+        new.links.set_addresses({agent_id("b"): url})
+        head, hello = await asyncio.wait_for(told, 40)
+        await until(lambda: new.links.is_linked(agent_id("b")))
+        lines = head.split(b"\r\n")
+        assert lines[0] == FORMER_UPGRADE.split(b"\r\n")[0]
+        assert [line for line in lines[2:] if not line.startswith(b"Shoal-Link:")] == (
+            FORMER_UPGRADE.split(b"\r\n")[2:]
+        )
+        assert hello == former_hello(hello[11], new.links.agent_id, agent_id("b"), b"nonce---")

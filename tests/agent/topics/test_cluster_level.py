@@ -13,13 +13,14 @@ import pytest
 from memory_disk import MemoryDisk
 from waiting import until
 
+from shoal.agent import levels
 from shoal.agent.durable.catalog_version import CatalogVersion
 from shoal.agent.levels import BEFORE_LEVELS, FIRST_LEVEL, RAISE_AFTER_MS, Level, LevelRange
 from shoal.agent.members.roster import Roster
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.process.errors import StartError
-from shoal.agent.topics.catalog import Catalog, Command, CreateTopic, Outcome, RaiseLevel
-from shoal.agent.topics.catalog_codec import decode_command, encode_command
+from shoal.agent.topics.catalog import Catalog, ChangeTopic, Command, CreateTopic, Outcome, RaiseLevel
+from shoal.agent.topics.catalog_codec import decode_command, encode_command, level_of_command
 from shoal.agent.topics.catalog_service import Applied, CatalogService
 from shoal.agent.topics.catalog_upkeep import LevelUpkeep
 from shoal.agent.topics.cluster_file import (
@@ -31,12 +32,13 @@ from shoal.agent.topics.cluster_file import (
     save_cluster,
 )
 from shoal.agent.topics.entries import CatalogError, HigherLevel
+from shoal.agent.topics.settings import TopicSettings
 from shoal.errors import ShoalError
 from tests.agent.topics.test_catalog_service import OTHER, SELF, Fixture, entry, frame, gives
 
 TWO = Level(2)
 NEW = LevelRange(FIRST_LEVEL, TWO)
-EVERYTHING = LevelRange(FIRST_LEVEL, Level(9))
+REPLACE_AFTER_MS = 5 * RAISE_AFTER_MS
 
 
 def raised(*levels: int) -> Catalog:
@@ -165,13 +167,32 @@ async def test_a_command_above_the_level_is_not_proposed(monkeypatch: pytest.Mon
     assert caught.value.code == "level-too-low"
 
 
+async def test_an_agent_that_no_longer_understands_the_first_level_reads_its_commands() -> None:
+    """They were committed before the cluster rose; the agent has joined since, with a range above them."""
+    fixture = Fixture((SELF,), Catalog(level=TWO), levels=LevelRange(TWO, Level(3)))
+    fixture.service.apply(frame(0, CreateTopic(entry()), RaiseLevel(TWO), CreateTopic(entry(2))))
+    catalog = fixture.service.catalog
+    assert (catalog.level, catalog.offset, fixture.service.halted) == (2, 3, None)
+    assert len(catalog.topics) == 2
+
+
+@pytest.mark.parametrize("command", [CreateTopic(entry()), ChangeTopic(b"i" * 16, TopicSettings())])
+def test_a_command_with_a_setting_of_a_higher_level_is_of_that_level(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents below refuse settings that they do not know."""
+    assert json.loads(encode_command(command))["v"] == level_of_command(command) == 1
+    monkeypatch.setitem(levels._LEVELS, (levels.AdditionKind.TOPIC_SETTING, "fsync"), Level(3))
+    assert json.loads(encode_command(command))["v"] == level_of_command(command) == 3
+
+
 # ---- raised by the leader ------------------------------------------------------------------------
 
 
 class World:
     """A catalog and its leader, members as gossip lists them, and a clock."""
 
-    def __init__(self, *, topics: int = 1) -> None:
+    def __init__(self, *, topics: int = 1, founder: bool = False) -> None:
         self.catalog = Catalog()
         for number in range(1, topics + 1):
             self.catalog.apply(self.catalog.offset, CreateTopic(entry(number)))
@@ -184,17 +205,26 @@ class World:
         self.refusals = 0
         service: Any = SimpleNamespace(leads=lambda: self.leads, propose=self.propose)
         self.service = service
+        self.left_with: dict[str, LevelRange] = {}
+        self.claims_read = 0
         roster: Any = SimpleNamespace(
             understood_levels=lambda: self.said,
-            known_members=lambda: self.said.keys() | self.left,
+            levels_of_left=lambda: self.left_with,
+            known_members=lambda: self.said.keys() | self.left | self.left_with.keys(),
             holds_level=lambda: self.holds,
         )
         self.upkeep = LevelUpkeep(
             cast("Roster", roster),
             cast("CatalogService", service),
             lambda: self.now_ms,
-            holders=lambda: self.holders,
+            holders=self.read_claims,
+            replace_after_ms=REPLACE_AFTER_MS,
+            is_founder=founder,
         )
+
+    def read_claims(self) -> set[str]:
+        self.claims_read += 1
+        return self.holders
 
     async def propose(self, command: Command, timeout_ms: int) -> Applied:
         if self.refusals:
@@ -264,6 +294,60 @@ async def test_a_refused_proposal_is_made_again() -> None:
     assert await world.after(500) == 2
 
 
-async def test_a_cluster_without_history_takes_the_level_at_once() -> None:
-    """What is new works in a cluster that has just been founded."""
-    assert await World(topics=0).after(0) == 2
+async def test_a_cluster_that_is_being_founded_takes_the_level_at_once() -> None:
+    """What is new works there from the first minute on."""
+    assert await World(topics=0, founder=True).after(0) == 2
+
+
+async def test_an_old_cluster_without_topics_waits_as_any_other() -> None:
+    """Its former version may come back, too. So may that of one whose founder still runs."""
+    for world in (World(topics=0), World(topics=1, founder=True)):
+        assert await world.after(0) == 1
+        assert await world.after(RAISE_AFTER_MS - 1) == 1
+        assert await world.after(1) == 2
+
+
+async def test_a_host_that_was_stopped_in_order_may_come_back_as_it_was() -> None:
+    """It is between two versions, longer than a minute: its level counts until its replicas move away."""
+    world = World()
+    world.said = {SELF: NEW}
+    world.left_with = {OTHER: BEFORE_LEVELS}
+    await world.after(0)
+    assert await world.after(REPLACE_AFTER_MS - 1) == 1
+    assert await world.after(1) == 1  # the minute begins now
+    assert await world.after(RAISE_AFTER_MS) == 2
+
+
+@pytest.mark.parametrize(("holds_replicas", "levels"), [(False, BEFORE_LEVELS), (True, NEW)])
+async def test_a_member_that_left_with_nothing_or_understands_the_level_is_no_obstacle(
+    holds_replicas: bool, levels: LevelRange
+) -> None:
+    """Nothing waits for the one; the other starts as it is."""
+    world = World()
+    world.said, world.left_with = {SELF: NEW}, {OTHER: levels}
+    world.holders = {SELF, OTHER} if holds_replicas else {SELF}
+    await world.after(0)
+    assert await world.after(RAISE_AFTER_MS) == 2
+
+
+async def test_a_host_that_comes_back_and_stops_again_is_waited_for_anew() -> None:
+    """An operator goes back and forth."""
+    world = World()
+    world.left_with = {OTHER: BEFORE_LEVELS}
+    world.said = {SELF: NEW}
+    await world.after(0)
+    await world.after(REPLACE_AFTER_MS - 1)
+    world.left_with, world.said = {}, {SELF: NEW, OTHER: BEFORE_LEVELS}
+    assert await world.after(1) == 1
+    world.left_with, world.said = {OTHER: BEFORE_LEVELS}, {SELF: NEW}
+    for _ in range(4):
+        assert await world.after(RAISE_AFTER_MS) == 1
+
+
+async def test_claims_are_not_read_while_no_level_can_rise() -> None:
+    """There are as many as replicas, and this is looked at twice a second."""
+    world = World()
+    world.said = {SELF: NEW, OTHER: BEFORE_LEVELS}
+    for _ in range(5):
+        await world.after(500)
+    assert world.claims_read == 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.agent import cluster
+from shoal.agent import directory
+from shoal.agent.bootstrap import outgrown_watch
 from shoal.agent.levels import SUPPORTED, LevelRange, range_from_text
 from shoal.agent.members.roster import Roster
 from shoal.agent.members.tags import TAG_LEVELS
@@ -29,6 +30,7 @@ def raise_without_the_failed() -> list[Patch]:
 def start_above_the_own_levels() -> list[Patch]:
     """An agent opens a directory, and applies commands, of a level that it does not understand."""
     return [
-        (cluster, "refusal", lambda *_: None),
+        (directory, "refusal", lambda *_: None),
+        (outgrown_watch, "refusal", lambda *_: None),
         (catalog_service, "level_of_command", lambda _: SUPPORTED.lowest),
     ]

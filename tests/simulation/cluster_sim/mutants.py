@@ -338,10 +338,11 @@ SHORT |= {
     "births": False,
     "impatient": False,
     "little_memory": False,
+    "upgrades": False,
 }
 ELECTIONS = {"partitions": 6, "quick_restarts": True, "delay_ms_max": 200, "fault_interval_ms": 200}
 ELECTIONS |= {"producer_pause_ms": 300}
-CALM = {"rot": False, "draining": False}
+CALM = {"rot": False, "draining": False, "upgrades": False}
 BUSY = CALM | {"fault_interval_ms": 500}
 REPLACED = CALM | {"nodes": 4, "kills": True, "replace_after_ms": 3_000, "safety_ms": 25_000}
 

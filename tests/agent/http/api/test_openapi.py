@@ -150,6 +150,8 @@ async def test_a_whole_agent_answers_as_described(tmp_path: Path) -> None:
             ("GET", "/v1/agent/drain", None, {}),
             ("GET", "/v1/agent/recover", None, {"topic": "t", "partition": "0"}),
             ("GET", "/v1/keys", None, {}),
+            ("GET", "/v1/cluster/level", None, {}),
+            ("POST", "/v1/cluster/level", {}, {}),
             ("GET", "/readyz", None, {"verbose": ""}),
             ("GET", "/livez", None, {}),
         ]
