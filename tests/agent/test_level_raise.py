@@ -53,9 +53,11 @@ async def again(agents: Agents, old: Running, understood: LevelRange, others: li
 async def refused(agents: Agents, name: str, understood: LevelRange, other: Running) -> str:
     """What keeps the agent from starting."""
     address = await other.gossip_address()
-    with pytest.raises(BaseExceptionGroup) as caught:
+    with pytest.raises((StartError, BaseExceptionGroup)) as caught:
         await agents.start(name, levels=understood, expect=2, join=[address]).until_ready()
-    (error,) = caught.value.exceptions
+    error: BaseException = caught.value
+    if isinstance(error, BaseExceptionGroup):
+        (error,) = error.exceptions
     assert isinstance(error, StartError)
     return str(error)
 
@@ -127,7 +129,8 @@ async def test_a_held_level_rises_by_hand_only(agents: Agents) -> None:
 
 
 async def test_a_level_is_not_raised_while_an_agent_of_the_former_version_is_down(agents: Agents) -> None:
-    """It would not come back. Taken out of the pool for good, it is no obstacle."""
+    """It would not come back. Taken out of the pool for good, it is none to a raise by hand, and none at all
+    once its replicas wait for it no longer."""
     one, two, gone = await three(agents, FORMER)
     one = await again(agents, one, PRESENT, [two, gone])
     two = await again(agents, two, PRESENT, [one, gone])
@@ -140,7 +143,56 @@ async def test_a_level_is_not_raised_while_an_agent_of_the_former_version_is_dow
     await eventually(lambda: has_status(one, name, "failed"))
     assert await level(one) == 1
     assert (await one.call("POST", f"/v1/members/{name}/force-leave"))[0] in (200, 204)
+    status, document = await one.call("GET", "/v1/cluster/level")
+    assert (document["level"], document["possible"]) == (1, 2)
+    assert [member["name"] for member in document["members"] if member["status"] == "left"] == [name]
+    assert (await one.call("POST", "/v1/cluster/level", {"level": 2}))[0] == 200
     await eventually(lambda: is_at(two, 2))
+
+
+async def test_an_agent_that_was_away_when_the_level_rose_ends_and_says_why(agents: Agents) -> None:
+    """Its directory is of the level before, and nobody links with it: it asks. The new version goes on with
+    that directory, and has what was committed meanwhile."""
+    one, two, gone = await three(agents, FORMER)
+    name = str(gone.agent.config.name)
+    await gone.crash()
+    one = await again(agents, one, PRESENT, [two])
+    two = await again(agents, two, PRESENT, [one])
+    await eventually(lambda: has_status(one, name, "failed"))
+    assert (await one.call("POST", f"/v1/members/{name}/force-leave"))[0] in (200, 204)
+    assert (await one.call("POST", "/v1/cluster/level", {"level": 2}))[0] == 200
+    await eventually(lambda: is_at(two, 2))
+    assert (await two.call("PUT", "/v1/topics/later", {"partitions": 1}))[0] == 201
+    reason = await refused(agents, name, FORMER, one)
+    assert reason.startswith("cluster shoal: the cluster is at level 2, and the agent understands 1: install")
+    back = await again_after_refusal(agents, name, one)
+    assert await level(back) == 2
+    await eventually(lambda: knows_topic(back, "later"))
+
+
+async def again_after_refusal(agents: Agents, name: str, other: Running) -> Running:
+    address = await other.gossip_address()
+    return await agents.start(name, levels=PRESENT, expect=3, join=[address]).until_ready()
+
+
+async def knows_topic(running: Running, name: str) -> bool:
+    return (await running.call("GET", f"/v1/topics/{name}"))[0] == 200
+
+
+async def test_an_agent_two_levels_above_does_not_open_a_directory_of_the_first_level(agents: Agents) -> None:
+    """It takes no part in gossip, and leaves the directory as it was."""
+    first = await agents.alone("first", levels=FORMER)
+    await first.crash()
+    before = {path: path.read_bytes() for path in data_files(first)}
+    with pytest.raises(StartError, match="understands 2 to 3: install an older version of Shoal"):
+        await agents.start("first", levels=LevelRange(Level(2), Level(3))).until_ready()
+    assert {path: path.read_bytes() for path in data_files(first)} == before
+    assert await level(await agents.alone("first", levels=FORMER)) == 1
+
+
+def data_files(running: Running) -> list[Path]:
+    directory = Path(running.agent.config.data)
+    return [directory / name for name in ("cluster.a", "cluster.b")]
 
 
 async def has_status(running: Running, name: str, status: str) -> bool:
