@@ -149,7 +149,7 @@ class Cluster:
             node.clock.now_ms,
             holders=joined.routes.table.holders,
             replace_after_ms=node.config.replace_after_ms,
-            is_founder=node.directory.record is None,
+            is_founder=node.directory.identity.cluster_id is None and node.agent_id in joined.catalog.birth,
         )
         outgrown = OutgrownWatch(joined.catalog.local.record.cluster_id, node.roster, node.rng, node.levels)
         node.links.on_outgrown = outgrown.suspect

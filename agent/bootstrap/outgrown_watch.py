@@ -24,7 +24,7 @@ logger = logging.getLogger("shoal.agent")
 
 
 class OutgrownWatch:
-    """Call suspect() when somebody says that the cluster is at a level that is not among these."""
+    """Call suspect() when somebody says that the cluster is at a level above these."""
 
     def __init__(self, cluster_id: bytes, roster: Roster, rng: random.Random, levels: LevelRange) -> None:
         self._cluster_id = cluster_id
@@ -53,5 +53,5 @@ class OutgrownWatch:
         except IntroductionError as error:
             logger.debug("nobody could say at which level the cluster is: %s", error)
             return
-        if (reason := refusal(self._levels, introduction.level)) is not None:
-            raise StartError(f"cluster {introduction.cluster}: {reason}")
+        if introduction.level > self._levels.highest:  # a lower one may be that of a state that lags
+            raise StartError(f"cluster {introduction.cluster}: {refusal(self._levels, introduction.level)}")

@@ -72,7 +72,7 @@ def outlook(document: Mapping[str, Any]) -> str:
     members = [member for member in document["members"] if member["status"] != "left"]
     highest = max((member["highest"] for member in members), default=level)
     if possible is not None and possible > level:
-        holders = [member["name"] or member["id"] for member in members if member["holds"]]
+        holders = [member["name"] or member["id"] for member in document["members"] if member["holds"]]
         if holders:
             advice = f"`shoal cluster raise-level` raises it to {possible}"
             return f"held by {', '.join(holders)} (--hold-level); {advice}"

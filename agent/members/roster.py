@@ -204,12 +204,8 @@ class Roster:
         }
 
     def holds_level(self) -> list[str]:
-        """Members that have not left and want the cluster's level to stay (--hold-level)."""
-        return [
-            member.name
-            for member in self.ours()
-            if member.status != "left" and member.tags.get(TAG_LEVELS, "").endswith(HOLD)
-        ]
+        """Members that want the cluster's level to stay (--hold-level), those that have left among them."""
+        return [member.name for member in self.ours() if member.tags.get(TAG_LEVELS, "").endswith(HOLD)]
 
     def _set_later(self, tag: str, value: str) -> None:
         if self._tags.get(tag) == value:

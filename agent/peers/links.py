@@ -62,7 +62,7 @@ class Links:
         self.level = FIRST_LEVEL
         """Of the cluster, as far as this agent knows."""
         self.on_outgrown: Callable[[], None] = lambda: None
-        """Called when somebody says that the cluster is at a level that this agent does not understand."""
+        """Called when somebody says that the cluster is at a level above those understood here."""
         self.on_silence: Callable[[str], None] = lambda _: None
         self.liveness_tail: Callable[[], bytes] = lambda: b""
         """What else to say in the liveness frames of this heartbeat interval."""
@@ -207,7 +207,7 @@ class Links:
             return
         connection = PeerConnection(self, None)
         connection.terms = terms_from_text(terms_text)
-        if not self._levels.has(connection.terms.level):
+        if connection.terms.level > self._levels.highest:
             self.on_outgrown()
         connection.take_address(transport)
         address = connection.address
@@ -257,7 +257,7 @@ class Links:
 
     def agreed_version(self, theirs: LinkTerms) -> int:
         """Of a link. Raises Refused."""
-        if not self._levels.has(theirs.level):
+        if theirs.level > self._levels.highest:
             self.on_outgrown()
         try:
             return agree(self.terms(), theirs)

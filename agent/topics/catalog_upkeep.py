@@ -11,15 +11,15 @@ deletion is confirmed in its place. Should it come back, its own copy of the cat
 deleted (catalog_reconciler.py).
 
 The level is raised once every member that has not left understands a higher one, for RAISE_AFTER_MS, unless
-a member holds it. An agent that holds a replica and that gossip does not know understands the first level. A
-member that was stopped in order counts for `replace_after` too, while it holds replicas: the host may be
-between two versions, and may come back with either.
+a member holds it. An agent that holds a replica, and of which gossip says nothing, understands the first
+level. A member that was stopped in order counts for `replace_after` too, while it holds replicas: the host
+may be between two versions, and may come back with either.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from shoal.agent.levels import BEFORE_LEVELS, Level, LevelRange, RaiseTimer, common_level
@@ -163,7 +163,8 @@ class CatalogUpkeep:
 
 class LevelUpkeep:
     """Call look() every UPKEEP_INTERVAL_S. `holders`: agents that hold replicas, as far as claims say.
-    `is_founder`: the directory of this agent belonged to no cluster when it started."""
+    `is_founder`: this agent has founded the cluster in this run. Such a cluster has no former version to go
+    back to, as long as each member has understood more."""
 
     def __init__(
         self,
@@ -180,7 +181,7 @@ class LevelUpkeep:
         self._now_ms = now_ms
         self._holders = holders
         self._replace_after_ms = replace_after_ms
-        self._is_founder = is_founder
+        self._is_new = is_founder
         self._timer = RaiseTimer()
         self._left_ms: dict[str, int] = {}
 
@@ -191,12 +192,15 @@ class LevelUpkeep:
             self._timer, self._left_ms = RaiseTimer(), {}
             return
         state = service.catalog
+        understood = self._understood(state.level)
+        common = common_level(understood.values())
+        self._is_new &= common is not None and common > state.level  # else a former version is there
         target = self._timer.look(
             self._now_ms(),
             state.level,
-            self._understood(state.level),
-            held=bool(self._roster.holds_level()),
-            is_new=self._is_founder and state.offset == 0 and not state.epoch,
+            understood.values(),
+            held=not understood.keys().isdisjoint(self._roster.holds_level()),
+            is_new=self._is_new,
         )
         if target is None:
             return
@@ -208,25 +212,27 @@ class LevelUpkeep:
         if applied.outcome == "done":
             logger.info("the cluster is at level %d: every member understands it", target)
 
-    def _understood(self, level: Level) -> Collection[LevelRange]:
+    def _understood(self, level: Level) -> Mapping[str, LevelRange]:
         """By everybody whose level counts. Claims are read only where the members would allow a raise."""
         now_ms, left = self._now_ms(), self._roster.levels_of_left()
         self._left_ms = {name: self._left_ms.get(name, now_ms) for name in left}
         members = self._roster.understood_levels()
         target = common_level(members.values())
         if target is None or target <= level:
-            return members.values()
+            return members
         holders = self._holders()
-        resting = [
-            left[name]
+        resting = {
+            name: left[name]
             for name, since_ms in self._left_ms.items()
             if name in holders and now_ms - since_ms < self._replace_after_ms
-        ]
-        return [*understood_levels(self._roster, holders).values(), *resting]
+        }
+        return {**understood_levels(self._roster, holders), **resting}
 
 
 def understood_levels(roster: Roster, holders: Iterable[str]) -> dict[str, LevelRange]:
-    """By the agents whose level counts: members that have not left, and holders that gossip does not know."""
-    known = roster.known_members()
-    unknown = {holder: BEFORE_LEVELS for holder in holders if holder not in known}
-    return {**unknown, **roster.understood_levels()}
+    """By the agents whose level counts: members that have not left, and holders of which gossip says
+    nothing."""
+    members = roster.understood_levels()
+    left = {member.name for member in roster.members() if member.status == "left"}
+    unknown = {holder: BEFORE_LEVELS for holder in holders if holder not in members and holder not in left}
+    return {**unknown, **members}

@@ -187,6 +187,7 @@ class FakeBroker:
         self.last_timeout_ms = -1
         self.last_acks = ""
         self.peer_answer: bytes = b""
+        self.peer_terms: list[str | None] = []
         self.known_end = 2**63  # of all logs, as this follower knows them
         self.events = cluster.events
 
@@ -311,6 +312,7 @@ class FakeBroker:
         self, transport: asyncio.Transport | None, http_protocol: asyncio.BaseProtocol, terms: str | None
     ) -> None:
         """Answer 101 and the test's bytes on the bare connection, then end it."""
+        self.peer_terms.append(terms)
         assert transport is not None
         transport.write(
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: shoal-peer/1\r\n\r\n" + self.peer_answer

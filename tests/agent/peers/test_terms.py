@@ -8,7 +8,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from link_nodes import CLUSTER, STRANGER, Node, agent_id, connected, nodes
+from link_nodes import CLUSTER, PATIENT, STRANGER, Node, agent_id, connected, nodes
 from listening import serving
 from waiting import until
 
@@ -178,7 +178,7 @@ def former_hello(kind: int, me: str, other: str, nonce: bytes) -> bytes:
 
 async def test_a_dialler_of_before_levels_is_greeted_in_its_own_bytes() -> None:
     """It sends no terms, and reads nothing of the answer's head but the status line."""
-    new = Node("b", levels=NEW)
+    new = Node("b", levels=NEW, config=PATIENT)
     async with nodes(new):
         new.links.set_addresses({STRANGER: "http://127.0.0.1:1"})
         reader, writer = await asyncio.open_connection("127.0.0.1", new.port)
@@ -198,7 +198,8 @@ async def test_a_dialler_of_before_levels_is_greeted_in_its_own_bytes() -> None:
 
 async def test_an_acceptor_of_before_levels_is_dialled_with_its_own_bytes() -> None:
     """Its answer has no terms; the header of the question is one that any HTTP server passes over."""
-    new, told = Node("a", levels=NEW), asyncio.get_running_loop().create_future()
+    new = Node("a", levels=NEW, config=PATIENT)
+    told = asyncio.get_running_loop().create_future()
 
     async def former(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")

@@ -26,10 +26,7 @@ class LevelRoster(FakeRoster):
     levels_of_left: Any = Roster.levels_of_left
 
     def ours(self) -> list[Member]:
-        return self.list
-
-    def known_members(self) -> set[str]:
-        return {item.name for item in self.list}
+        return [item for item in self.list if item.tags["cid"]]
 
 
 class LevelFixture(Fixture):
@@ -87,6 +84,12 @@ async def test_a_holder_that_gossip_does_not_know_keeps_the_level() -> None:
     fixture = LevelFixture(member(SELF, lv="1-2"))
     fixture.leads(CATALOG_GROUP, SELF, term=2)  # the claim names OTHER as a voter
     assert f"{OTHER} understands 1" in await fixture.refused(2, "level-refused")
+
+
+async def test_a_holder_whose_tags_gossip_does_not_know_keeps_the_level_too() -> None:
+    """A member is listed under its id, and nothing says that it is an agent of this cluster."""
+    fixture = LevelFixture(member(SELF, lv="1-2"), member(OTHER, "failed", cid="", lv="1-2"))
+    assert "understands 1" in await fixture.refused(2, "level-refused")
 
 
 async def test_a_member_that_has_left_is_listed_and_is_no_obstacle() -> None:

@@ -210,7 +210,9 @@ class World:
         roster: Any = SimpleNamespace(
             understood_levels=lambda: self.said,
             levels_of_left=lambda: self.left_with,
-            known_members=lambda: self.said.keys() | self.left | self.left_with.keys(),
+            members=lambda: [
+                SimpleNamespace(name=name, status="left") for name in self.left | {*self.left_with}
+            ],
             holds_level=lambda: self.holds,
         )
         self.upkeep = LevelUpkeep(
@@ -295,16 +297,29 @@ async def test_a_refused_proposal_is_made_again() -> None:
 
 
 async def test_a_cluster_that_is_being_founded_takes_the_level_at_once() -> None:
-    """What is new works there from the first minute on."""
-    assert await World(topics=0, founder=True).after(0) == 2
+    """What is new works there from the first minute on, also for whoever makes a topic first."""
+    for topics in (0, 1):
+        assert await World(topics=topics, founder=True).after(0) == 2
 
 
-async def test_an_old_cluster_without_topics_waits_as_any_other() -> None:
-    """Its former version may come back, too. So may that of one whose founder still runs."""
-    for world in (World(topics=0), World(topics=1, founder=True)):
-        assert await world.after(0) == 1
-        assert await world.after(RAISE_AFTER_MS - 1) == 1
-        assert await world.after(1) == 2
+@pytest.mark.parametrize("topics", [0, 1])
+async def test_an_old_cluster_waits_with_and_without_topics(topics: int) -> None:
+    """Its former version may come back."""
+    world = World(topics=topics)
+    assert await world.after(0) == 1
+    assert await world.after(RAISE_AFTER_MS - 1) == 1
+    assert await world.after(1) == 2
+
+
+async def test_a_new_cluster_waits_too_once_a_former_version_has_been_there() -> None:
+    """That one may come back."""
+    world = World(founder=True)
+    world.said = {SELF: NEW, OTHER: BEFORE_LEVELS}
+    assert await world.after(0) == 1
+    world.said = {SELF: NEW, OTHER: NEW}
+    await world.after(0)
+    assert await world.after(RAISE_AFTER_MS - 1) == 1
+    assert await world.after(1) == 2
 
 
 async def test_a_host_that_was_stopped_in_order_may_come_back_as_it_was() -> None:
@@ -315,6 +330,16 @@ async def test_a_host_that_was_stopped_in_order_may_come_back_as_it_was() -> Non
     await world.after(0)
     assert await world.after(REPLACE_AFTER_MS - 1) == 1
     assert await world.after(1) == 1  # the minute begins now
+    assert await world.after(RAISE_AFTER_MS) == 2
+
+
+async def test_a_hold_holds_while_its_host_is_stopped_in_order() -> None:
+    """It is being upgraded as any other; the operator's word is not gone with the process."""
+    world = World()
+    world.said, world.left_with, world.holds = {SELF: NEW}, {OTHER: NEW}, [OTHER]
+    await world.after(0)
+    assert await world.after(REPLACE_AFTER_MS - 1) == 1
+    await world.after(1)
     assert await world.after(RAISE_AFTER_MS) == 2
 
 

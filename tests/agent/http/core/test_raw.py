@@ -11,7 +11,9 @@ import pytest
 from http_fixtures import Agent, one_agent
 from odd_requests import POST, SMUGGLED
 
+from shoal.agent.http.admin.members import PEER_TERMS
 from shoal.agent.http.admission.limits import HttpLimits
+from shoal.agent.peers.terms import HEADER, LinkTerms
 
 
 @pytest.fixture
@@ -202,3 +204,13 @@ async def test_a_peer_takes_the_connection_over(agent: Agent) -> None:
     assert problem_in(await agent.raw(request % b"websocket"))["code"] == "bad-request"
     refused = (await agent.get("/v1/peer")).problem("bad-request")
     assert "Upgrade: shoal-peer/1 is wanted" in refused["detail"]
+
+
+async def test_the_terms_of_a_peer_are_handed_over_with_its_connection(agent: Agent) -> None:
+    """As the header has them, in any case of letters; none where there is no header, as before levels."""
+    said = LinkTerms().to_text()
+    for header in ("", f"{HEADER}: {said}\r\n", f"{HEADER.lower()}:{said}\r\n"):
+        request = f"GET /v1/peer HTTP/1.1\r\nHost: localhost\r\nUpgrade: shoal-peer/1\r\n{header}\r\n"
+        assert (await agent.raw(request.encode())).startswith(b"HTTP/1.1 101 ")
+    assert agent.broker.peer_terms == [None, said, said]
+    assert PEER_TERMS == HEADER
