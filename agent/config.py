@@ -1,9 +1,9 @@
 """The configuration of one agent: a single frozen value.
 
 Law of this file: pure. It turns mappings (flags, environment, a parsed TOML file) into an AgentConfig, and
-refuses combinations that cannot work with advice. A setting is declared once, as a field: its name in flags,
-variables and files, how it is read there, and when a changed value counts follow from the field
-(agent/settings.py). Related settings stand in a group of their own.
+refuses combinations that cannot work with advice. A setting is declared once, as a field. Its name in flags,
+variables and files follows from the field, and so does how it is read there (agent/settings.py). Related
+settings stand in a group of their own.
 
 Precedence: flags > environment (SHOAL_*) > file > defaults.
 """

@@ -17,7 +17,7 @@ from shoal.agent.cli.terminal.options import (
     group,
     option,
 )
-from shoal.agent.cli.terminal.output import say, show_json, show_table
+from shoal.agent.cli.terminal.output import show_json, show_table, tell
 from shoal.agent.cli.terminal.run import with_admin
 
 cluster = group(
@@ -35,7 +35,7 @@ def show(agent: AgentOption = DEFAULT_AGENT, output: OutputOption = Output.TABLE
     if output is Output.JSON:
         show_json(document)
         return
-    say(f"level {document['level']}: {outlook(document)}")
+    print(headline(document))
     rows = [
         [
             member["name"] or member["id"],
@@ -60,10 +60,11 @@ def raise_level(
 ) -> None:
     """Raise the level at once. Agents of versions that do not understand it cannot come back afterwards."""
     document = with_admin(agent, lambda client: client.raise_level(to))
-    if output is Output.JSON:
-        show_json(document)
-        return
-    say(f"level {document['level']}: {outlook(document)}")
+    tell(document, output, headline(document))
+
+
+def headline(document: Mapping[str, Any]) -> str:
+    return f"level {document['level']}: {outlook(document)}"
 
 
 def outlook(document: Mapping[str, Any]) -> str:

@@ -12,8 +12,8 @@ deleted (catalog_reconciler.py).
 
 The level is raised once every member that has not left understands a higher one, for RAISE_AFTER_MS, unless
 a member holds it. An agent that holds a replica, and of which gossip says nothing, understands the first
-level. A member that was stopped in order counts for `replace_after` too, while it holds replicas: the host
-may be between two versions, and may come back with either.
+level. A member that was stopped in order counts for `replace_after`, while it holds replicas. Its host may be
+between two versions, and may come back with either.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ async def test_the_level_as_a_table_and_as_json() -> None:
         assert lines[0] == "level 1: every member understands 2; it rises within a minute"
         assert [line.split() for line in lines[-2:]] == [
             ["MEMBER", "STATUS", "UNDERSTANDS", "HOLDS"],
-            ["one", "alive", "1", "to", "2"],
+            ["one", "alive", "1", "to", "2", "-"],
         ]
         ran = await run("cluster", "level", "--output", "json", agent=url)
         assert json.loads(ran.stdout) == agent.broker.level_document()
@@ -36,8 +36,8 @@ async def test_the_level_is_raised_and_stays_as_it_is_the_second_time() -> None:
         for arguments in ((), ("--to", "2")):
             agents = f"http://127.0.0.1:1,{second.broker.url}"
             ran = await run("cluster", "raise-level", *arguments, agent=agents)
-            assert (ran.code, ran.stderr) == (0, "")
-            assert ran.stdout == "level 2: the highest that its members understand\n"
+            assert (ran.code, ran.stdout) == (0, "")
+            assert ran.stderr == "level 2: the highest that its members understand\n"
             assert cluster.level == 2
         ran = await run("cluster", "raise-level", "--output", "json", agent=second.broker.url)
         assert json.loads(ran.stdout)["level"] == 2

@@ -347,7 +347,6 @@ BUSY = CALM | {"fault_interval_ms": 500}
 REPLACED = CALM | {"nodes": 4, "kills": True, "replace_after_ms": 3_000, "safety_ms": 25_000}
 
 ROLLING = {"segment_bytes": 16_384, "padding": 100, "batch_max": 20, "sync_ms_max": 30}
-UPGRADES = CALM | {"upgrades": True, "kills": True, "lost_disk": False, "fault_interval_ms": 1_000}
 FEW_LONG_FAULTS = {"fault_interval_ms": 2_500, "safety_ms": 20_000}
 SLOW_PRODUCERS = {"producer_pause_ms": 1_000, "partitions": 6, "fault_interval_ms": 300}
 
@@ -356,6 +355,8 @@ def _only(*faults: str, **knobs: Any) -> dict[str, Any]:
     """A short run with these faults, and no others."""
     return SHORT | {"only": faults} | knobs
 
+
+UPGRADES = _only("change_version", nodes=3, upgrades=True, safety_ms=20_000, fault_interval_ms=1_000)
 
 MUTANTS = (
     Mutant(
@@ -458,8 +459,8 @@ MUTANTS = (
         knobs=_only("overload_leader"),
     ),
     Mutant(never_dial_again, ("Liveness",), first_seed=3, knobs=CALM | {"kills": True}),
-    Mutant(raise_without_the_failed, ("RaisedTooEarly",), knobs=UPGRADES),
-    Mutant(start_above_the_own_levels, ("LevelUnderstood",), knobs=UPGRADES),
+    Mutant(raise_without_the_failed, ("RaisedTooEarly",), first_seed=8, knobs=UPGRADES),
+    Mutant(start_above_the_own_levels, ("LevelUnderstood",), first_seed=2, knobs=UPGRADES),
 )
 
 

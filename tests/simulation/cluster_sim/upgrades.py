@@ -26,6 +26,9 @@ HEARD_S = 5.0
 LOOK_S = 0.1
 ROLLED_BACK = 0.3
 DOWN_S = (0.3, 2.0)
+LONG_DOWN = 0.3
+LONG_DOWN_S = (5.0, 12.0)
+"""Gossip gives the host up meanwhile, and a level that does not wait for it rises."""
 
 
 class Upgrades:
@@ -70,7 +73,8 @@ class Upgrades:
             return f"nothing on {node.name}"
         how = rng.choice((Node.kill, Node.leave))
         how(node)
-        simulation.nemesis.after(rng.uniform(*DOWN_S), lambda: self._start(node, to))
+        down_s = rng.uniform(*(LONG_DOWN_S if rng.random() < LONG_DOWN else DOWN_S))
+        simulation.nemesis.after(down_s, lambda: self._start(node, to))
         return f"{node.name} to {to}"
 
     def _start(self, node: Node, version: levels.LevelRange) -> None:
