@@ -39,12 +39,13 @@ class Upgrades:
         self._wanted = simulation.knobs.upgrades
         self._changed_s: dict[str, float] = {}
         """By address: when a host got the version that it has."""
+        self._ended = False
         self.level = levels.FIRST_LEVEL
         """The highest that a catalog has taken."""
 
     def first_version(self) -> levels.LevelRange:
         """Of a host that is new."""
-        return FORMER if self._wanted else PRESENT
+        return FORMER if self._wanted and not self._ended else PRESENT
 
     def replacements(self) -> list[tuple[Any, str, Any]]:
         """What the simulation patches while it runs."""
@@ -91,7 +92,8 @@ class Upgrades:
         self._changed_s[node.address] = self._simulation.loop.time()
 
     def upgrade_all(self) -> None:
-        """The operator ends the upgrade."""
+        """The operator ends the upgrade: hosts that come later have the present version, too."""
+        self._ended = True
         for node in self._simulation.nodes:
             if node.levels == PRESENT:
                 continue
