@@ -107,7 +107,7 @@ async def test_a_rolling_upgrade_raises_the_level_once_all_have_come_and_no_way_
     said = "cluster shoal: the cluster is at level 2, and the agent understands 1: install"
     assert reason.startswith(said)
     three_ = await again(agents, three_, PRESENT, [one, two])
-    assert await level(three_) == 2
+    await eventually(lambda: is_at(three_, 2))
 
 
 def ids(*running: Running) -> dict[str, str]:
@@ -122,7 +122,7 @@ async def test_an_agent_of_a_former_version_does_not_join_a_raised_cluster(agent
     assert "cannot join cluster shoal: the cluster is at level 2, and the agent understands 1" in reason
     address = await first.gossip_address()
     late = await agents.start("late", levels=PRESENT, expect=2, join=[address]).until_ready()
-    assert await level(late) == 2
+    await eventually(lambda: is_at(late, 2))
 
 
 async def test_an_agent_two_levels_above_does_not_join_and_says_why(agents: Agents) -> None:
