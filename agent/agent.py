@@ -179,6 +179,7 @@ class Agent:
             running = [
                 tasks.create_task(pool.contact.run(), name="contact"),
                 tasks.create_task(node.twins.run(), name="twins"),
+                tasks.create_task(pool.name_watch.run(), name="own name"),
             ]
             record = await find_cluster(node, pool, lambda reason: self._say_waiting(node, reason))
             cluster = self.cluster = await make_cluster(node, parts, record)

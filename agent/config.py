@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from shoal.addresses import is_host_name, plain_origin
 from shoal.agent.settings import ConfigError as ConfigError
 from shoal.agent.settings import (
     Effect,
@@ -37,6 +38,8 @@ DEFAULT_SERF_RPC_PORT = 7373
 DEFAULT_CLUSTER = "shoal"
 MAX_NAME_CHARACTERS = 64  # names and domains travel in gossip tags, which share 512 bytes
 MAX_SEEDS = 64  # enough for any seed list; a longer one is a mistake in a template
+MAX_HTTP_NAMES = 256
+SOCKET_PATH_BYTES_MAX = 107  # sun_path, without its end
 MAX_EXPECTED_MEMBERS = 99
 MAX_CORES = 256
 LONGEST_REPLACE_AFTER_MS = 7 * 24 * 60 * 60_000
@@ -66,6 +69,15 @@ EVENT_LOOPS = ("direct", "asyncio")
 
 
 @dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """Who may speak HTTP to the agent, and where beside its port."""
+
+    http_socket: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSettings:
     """The keys of the gossip pool, and a Serf agent that gossips for this agent."""
 
@@ -86,6 +98,7 @@ class AgentConfig:
     bind: str = "127.0.0.1"
     advertise: str | None = None
     http_port: int | None = None
+    http: HttpSettings = field(default_factory=HttpSettings)
     gossip_port: int | None = None
     cluster: str = setting(DEFAULT_CLUSTER, effect=Effect.FIRST_START)
     cluster_is_explicit: bool = derived(False)
@@ -137,6 +150,7 @@ class AgentConfig:
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"{name.removesuffix('_ms')} {value} {advice}")
         self._validate_addresses()
+        self._validate_http()
         self._validate_names()
         self._validate_key()
         self._validate_gossip()
@@ -145,14 +159,20 @@ class AgentConfig:
 
     def _validate_addresses(self) -> None:
         _check_address("--bind", self.bind, allow_unspecified=True)
-        if self.advertise is not None:
+        if self.advertise is not None and not is_host_name(self.advertise):
             _check_address("--advertise", self.advertise, allow_unspecified=False)
         if self.advertise is None and is_unspecified(self.bind):
             raise ConfigError(
                 f"--bind {self.bind} listens on every interface, so peers need one address to reach: "
                 "add --advertise ADDR"
             )
-        if self.advertise is not None and is_loopback(self.bind) and not is_loopback(self.advertise):
+        is_name = self.advertised_name is not None
+        if (
+            self.advertise is not None
+            and not is_name
+            and is_loopback(self.bind)
+            and not is_loopback(self.advertise)
+        ):
             raise ConfigError(
                 f"--advertise {self.advertise} cannot be reached while --bind is {self.bind} (loopback): "
                 "bind that address, or 0.0.0.0"
@@ -161,6 +181,29 @@ class AgentConfig:
             raise ConfigError(
                 f"--http-port and --gossip-port are both {self.http_port}: give two different ports"
             )
+
+    def _validate_http(self) -> None:
+        path = self.http.http_socket
+        if path is not None and (not path or "\0" in path or len(path.encode()) > SOCKET_PATH_BYTES_MAX):
+            raise ConfigError(
+                f"--http-socket {path!r} is not a path of 1 to {SOCKET_PATH_BYTES_MAX} bytes, which is what"
+                " the system allows: give a shorter one, such as /run/shoal/http.sock"
+            )
+        named = self.http.allowed_hosts + self.http.cors_origins
+        if len(named) > MAX_HTTP_NAMES:
+            raise ConfigError(f"--allowed-hosts and --cors-origins name over {MAX_HTTP_NAMES} in all")
+        for name in self.http.allowed_hosts:
+            if not is_host_name(name):
+                raise ConfigError(
+                    f"--allowed-hosts {name!r} is not a DNS name: give it without scheme, port and wildcard"
+                    " (addresses are always allowed)"
+                )
+        for origin in self.http.cors_origins:
+            if plain_origin(origin) is None:
+                raise ConfigError(
+                    f"--cors-origins {origin!r} is not an origin: give SCHEME://HOST[:PORT], such as"
+                    " https://app.example.com; '*' would let every web page use this agent"
+                )
 
     def _validate_names(self) -> None:
         named = (
@@ -244,9 +287,14 @@ class AgentConfig:
             )
 
     @property
-    def advertised_address(self) -> str:
-        """The address peers and clients are told."""
+    def advertised_host(self) -> str:
+        """The name or address that peers and clients are told."""
         return self.advertise if self.advertise is not None else self.bind
+
+    @property
+    def advertised_name(self) -> str | None:
+        """The same where it is a name: its address is looked up."""
+        return self.advertise if self.advertise is not None and is_host_name(self.advertise) else None
 
     @property
     def is_loopback(self) -> bool:
@@ -277,6 +325,7 @@ class AgentConfig:
         assert 0 <= core < self.cores
         if self.cores == 1:
             return self
+        path = self.http.http_socket
         return replace(
             self,
             cores=1,
@@ -284,6 +333,7 @@ class AgentConfig:
             http_port=None if self.http_port is None else self.http_port + core,
             gossip_port=None if self.gossip_port is None else self.gossip_port + core,
             name=None if self.name is None else f"{self.name}-{core}",
+            http=self.http if path is None else replace(self.http, http_socket=f"{path}.{core}"),
         )
 
     def as_environment(self) -> dict[str, str]:
@@ -356,7 +406,8 @@ def _check_address(flag: str, value: str, *, allow_unspecified: bool) -> None:
         )
     if _ip_address(value) is None:
         hint = "127.0.0.1" if value == "localhost" else "a number such as 10.0.0.5"
-        raise ConfigError(f"{flag} {value!r} is not an IP address: give {hint}")
+        is_what = "an IP address" if allow_unspecified else "an IP address or a DNS name"
+        raise ConfigError(f"{flag} {value!r} is not {is_what}: give {hint}")
 
 
 SETTINGS = settings_of(AgentConfig)

@@ -141,6 +141,7 @@ ADDITIONS: tuple[Addition, ...] = (
             "pv": "is the version of the agent's claims",
             "cv": "is the version of the agent's catalog",
             "nt": "says whether the catalog has topics",
+            "host": "is the DNS name to look the agent up by; members that do not know it use the URL",
             "lv": "is the range of levels; members of before levels pass over it",
         },
     ),

@@ -14,12 +14,13 @@ import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any
 
 from shoal import __version__
+from shoal.addresses import url_at
 from shoal.agent.config import DEFAULT_HTTP_PORT, AgentConfig
 from shoal.agent.directory import Directory
 from shoal.agent.durable.data_directory import host_name
+from shoal.agent.durable.endpoints_file import remove_endpoints, save_endpoints
 from shoal.agent.durable.gossip_snapshot import save_snapshot
 from shoal.agent.durable.identity import AgentIdentity
 from shoal.agent.events.change_counter import Watch
@@ -31,6 +32,7 @@ from shoal.agent.log_lines.names import Names
 from shoal.agent.members.contact import PoolContact
 from shoal.agent.members.duplicate_identity import DuplicateIdentityWatch, Life
 from shoal.agent.members.gossip_start import Entry, enter, start_discovery
+from shoal.agent.members.own_address import NameWatch, settle_address
 from shoal.agent.members.roster import Roster
 from shoal.agent.members.tags import (
     TAG_BOOT_NONCE,
@@ -38,6 +40,7 @@ from shoal.agent.members.tags import (
     TAG_CLUSTER_ID,
     TAG_DOMAIN,
     TAG_DRAINED,
+    TAG_HOST,
     TAG_LEVELS,
     TAG_NAME,
     TAG_URL,
@@ -49,12 +52,15 @@ from shoal.agent.peers.frames import NONCE_BYTES
 from shoal.agent.peers.links import LinkConfig, Links
 from shoal.agent.placement.drain import Draining
 from shoal.agent.process.clock import SystemClock
+from shoal.agent.process.errors import StartError
 from shoal.agent.process.event_loop import expects_answers
 from shoal.agent.process.ports import PortChoice, http_socket, is_own_address, listen
 from shoal.agent.process.signals import open_files
+from shoal.agent.process.unix_socket import listen_at, remove
 from shoal.agent.service.broker import Broker
 from shoal.agent.service.cluster_view import AgentFacts
 from shoal.agent.service.event_sources import EventSources
+from shoal.lookup import Lookup
 from shoal.membership.interface import Gossip, MemberEvent
 from shoal.membership.serf.snapshot import Snapshot
 
@@ -63,12 +69,15 @@ logger = logging.getLogger("shoal.agent")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An agent that serves, alone. `identity`: with the port of this run."""
+    """An agent that serves, alone. `identity`: with the port of this run. `address`: where others reached
+    this host when it started; `url` may have a name."""
 
     directory: Directory
     names: Names
     identity: AgentIdentity
+    address: str
     url: str
+    lookup: Lookup
     clock: SystemClock
     rng: random.Random
     watch: Watch
@@ -98,6 +107,7 @@ class Pool:
     membership: Gossip
     identity: AgentIdentity
     contact: PoolContact
+    name_watch: NameWatch
 
 
 async def start_node(
@@ -112,12 +122,17 @@ async def start_node(
     runs with this identity."""
     config, identity = directory.config, directory.identity
     names.learn_agent(identity.agent_id, identity.name)
+    lookup = Lookup()
+    address = await settle_address(config, lookup)
     listener, url = await _listen_http(config, identity, parts)
     kept_http_port = identity.http_port
     identity = replace(identity, http_port=int(listener.getsockname()[1]))
     clock, boot_nonce = SystemClock(), os.urandom(NONCE_BYTES)
     watch, events = Watch(boot_nonce.hex()), EventFeed(boot_nonce.hex())
     links = _make_links(config, identity, clock, rng, boot_nonce, levels)
+    links.dialler.lookup = lookup
+    if is_own_address(address):
+        links.dialler.own_address = address
     roster = Roster(agent_id=identity.agent_id, cluster=config.cluster, links=links, watch=watch)
     parts.callback(roster.stop)
     draining = Draining(directory.disk, config.data, roster)
@@ -136,12 +151,14 @@ async def start_node(
     twins = DuplicateIdentityWatch(life, config.data)
     # A copy of a running agent's directory is mostly started beside that agent: its ports are taken there.
     if kept_http_port not in (0, identity.http_port):
-        await twins.check(_url_at(config, kept_http_port))
+        await twins.check(url_at(address, kept_http_port))
     node = Node(
         directory=directory,
         names=names,
         identity=identity,
+        address=address,
         url=url,
+        lookup=lookup,
         clock=clock,
         rng=rng,
         watch=watch,
@@ -165,16 +182,11 @@ async def _listen_http(
     listener = await listen(choice, config.bind, lambda port: http_socket(config.bind, port))
     parts.callback(listener.close)
     port = int(listener.getsockname()[1])
-    url = _url_at(config, port)
+    url = url_at(config.advertised_host, port)
     if choice.has_stepped(port):
         taken = choice.kept or choice.default
         logger.info("port %d is in use: HTTP listens on %d (--agent %s)", taken, port, url)
     return listener, url
-
-
-def _url_at(config: AgentConfig, port: int) -> str:
-    address = config.advertised_address
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
 def _make_links(
@@ -199,16 +211,27 @@ def _make_links(
         ),
         levels=levels,
     )
-    if is_own_address(config.advertised_address):
-        links.dialler.own_address = config.advertised_address
     links.on_append_sent = expects_answers(asyncio.get_running_loop())
     return links
 
 
-async def _serve_http(node: Node, parts: AsyncExitStack, listener: Any) -> None:
-    runner = make_runner(node.broker, limits_for(open_files()))
+async def _serve_http(node: Node, parts: AsyncExitStack, listener: socket.socket) -> None:
+    """Raises PortError."""
+    http = node.config.http
+    listeners = [listener]
+    if http.http_socket is not None:
+        listeners.append(listen_at(http.http_socket))
+        parts.callback(remove, http.http_socket, listeners[-1])
+    runner = make_runner(
+        node.broker,
+        limits_for(open_files()),
+        http.allowed_hosts,
+        cors_origins=http.cors_origins,
+        lookup=node.lookup,
+    )
     parts.push_async_callback(runner.cleanup)
-    await runner.listen(listener)
+    for one in listeners:
+        await runner.listen(one)
 
 
 async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
@@ -219,12 +242,14 @@ async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
         TAG_NAME: identity.name,
         TAG_CLUSTER: config.cluster,
         TAG_CLUSTER_ID: "" if identity.cluster_id is None else identity.cluster_id.hex(),
-        TAG_URL: node.url,
+        TAG_URL: url_at(node.address, identity.http_port),
         TAG_DOMAIN: config.failure_domain or host_name(socket.gethostname()),
         TAG_WEIGHT: str(config.weight),
         TAG_BOOT_NONCE: node.life.run,
         TAG_LEVELS: f"{node.levels}{HOLD if config.hold_level else ''}",
     }
+    if config.advertised_name is not None:
+        tags[TAG_HOST] = config.advertised_name
     if node.draining.wanted:
         tags[TAG_DRAINED] = "1"
 
@@ -239,11 +264,13 @@ async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
         Entry(
             config=config,
             own=node.life,
+            address=node.address,
             tags=tags,
             kept_port=identity.gossip_port,
             keyring=directory.keyring,
             clocks=directory.snapshot.clocks,
             rng=node.rng,
+            lookup=node.lookup,
             on_event=on_event,
             on_user_event=node.roster.on_pool_event,
         )
@@ -253,6 +280,7 @@ async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
         identity = replace(identity, gossip_port=membership.port)
         node.broker.gossip_is_open = directory.keyring is None and not config.is_loopback
     await directory.identities.save(identity)
+    await _tell_endpoints(node, identity, parts)
     node.roster.attach(membership, tags)
     logger.info(
         "%s at %s, gossip port %d, cluster %s, data %s (%s)",
@@ -263,7 +291,35 @@ async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
         config.data,
         directory.disk.kind,
     )
-    return Pool(membership, identity, await _start_meeting(node, membership, parts))
+    contact = await _start_meeting(node, membership, parts)
+    return Pool(membership, identity, contact, NameWatch(config, node.address, node.lookup, _mover(node)))
+
+
+def _mover(node: Node) -> Callable[[str], bool]:
+    """What to do when this agent's name leads to another address."""
+
+    def move(address: str) -> bool:
+        if not node.roster.move(address, url_at(address, node.identity.http_port)):
+            return False
+        node.links.dialler.own_address = address if is_own_address(address) else None
+        return True
+
+    return move
+
+
+async def _tell_endpoints(node: Node, identity: AgentIdentity, parts: AsyncExitStack) -> None:
+    directory, config = node.directory, node.config
+    endpoints = {
+        "url": node.url,
+        "http_port": identity.http_port,
+        "http_socket": config.http.http_socket,
+        "gossip_port": None if config.uses_serf else identity.gossip_port,
+    }
+    try:
+        await save_endpoints(directory.disk, config.data, endpoints)
+    except OSError as error:
+        raise StartError(f"cannot write to {config.data}: {error.strerror or error}") from None
+    parts.callback(remove_endpoints, config.data)
 
 
 async def _start_meeting(node: Node, membership: Gossip, parts: AsyncExitStack) -> PoolContact:

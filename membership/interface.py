@@ -114,6 +114,10 @@ class Gossip(GossipKeys, Protocol):
     def set_tags(self, tags: Mapping[str, str]) -> None:
         """Replace our tags. Raises ValueError above 512 encoded bytes."""
 
+    def move(self, address: str) -> bool:
+        """Tell the pool that this process is reached at another address now. False: somebody else tells it
+        where this process is."""
+
     def force_leave(self, name: str) -> None:
         """Take a failed member for one that left. Raises KeyError for an unknown name."""
 

@@ -59,10 +59,27 @@ class TopicWords(NamedTuple):
 SETTINGS: Mapping[str, Words] = {
     "data": Words("The data directory. Required."),
     "bind": Words("IP address to listen on."),
-    "advertise": Words("IP address that other agents and clients use. Required with `0.0.0.0`.", "`bind`"),
+    "advertise": Words(
+        "Address or DNS name that other agents and clients use. A name is looked up for each connection."
+        " Required with `0.0.0.0`.",
+        "`bind`",
+    ),
     "http_port": Words(
         "HTTP port, TCP. The default steps up to the next free port; an explicit port must be free.",
         f"{DEFAULT_HTTP_PORT}, or the port of the last run",
+    ),
+    "http_socket": Words(
+        "Path of a unix socket that serves HTTP too, for the user and group of the agent. The port stays:"
+        " agents need it.",
+        "none",
+    ),
+    "allowed_hosts": Words(
+        "Further DNS names that a request's `Host` may have: a reverse proxy's, a service's. Addresses,"
+        " `localhost`, the host's name and `advertise` are always allowed.",
+        "none",
+    ),
+    "cors_origins": Words(
+        "Origins, such as `https://app.example.com`, whose web pages may use this agent.", "none"
     ),
     "gossip_port": Words(
         "Gossip port, UDP and TCP. Same rule.", f"{DEFAULT_GOSSIP_PORT}, or the port of the last run"

@@ -35,6 +35,7 @@ FILE_ROOMS = {
     "shoal/__init__.py": "shoal/__init__",
     "shoal/addresses.py": "shoal/addresses",
     "shoal/errors.py": "shoal/errors",
+    "shoal/lookup.py": "shoal/lookup",
     "shoal/unpicklable.py": "shoal/unpicklable",
 }
 # What any room may import: it knows nobody.
@@ -45,6 +46,7 @@ COMMON = frozenset(
         "shoal/errors",
         "shoal/format",
         "shoal/addresses",
+        "shoal/lookup",
         "shoal/unpicklable",
     )
 )
@@ -145,6 +147,7 @@ ROOMS = {
     "shoal/format": "",
     "shoal/unpicklable": "",
     "shoal/addresses": "",
+    "shoal/lookup": "",
     "shoal/errors": "",
 }
 

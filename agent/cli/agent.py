@@ -47,8 +47,17 @@ app = typer.Typer()
 def agent(
     data: Annotated[str | None, option("DIR", "The data directory.")] = None,
     bind: Annotated[str | None, option("ADDR", "Address to listen on; default 127.0.0.1.")] = None,
-    advertise: Annotated[str | None, option("ADDR", "Address that others use, if not --bind's.")] = None,
+    advertise: Annotated[
+        str | None, option("HOST", "Address or DNS name that others use, if not --bind's.")
+    ] = None,
     http_port: HttpPort = None,
+    http_socket: Annotated[str | None, option("PATH", "Serve HTTP at a unix socket, too.")] = None,
+    allowed_hosts: Annotated[
+        list[str] | None, option("NAME", "A further name for this agent, such as a proxy's; repeatable.")
+    ] = None,
+    cors_origins: Annotated[
+        list[str] | None, option("ORIGIN", "A web page's origin that may use this agent; repeatable.")
+    ] = None,
     gossip_port: Annotated[int | None, option("PORT", "Gossip; default 7946, or the next free port.")] = None,
     cluster: Annotated[
         str | None, option("NAME", "The cluster; a given name is searched by mDNS too.")

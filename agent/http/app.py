@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -19,11 +20,12 @@ from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.admission.origin import HostPolicy
 from shoal.agent.http.admission.places import Place
 from shoal.agent.http.core.context import Call, Context
+from shoal.agent.http.core.cors import is_preflight, note_origin, preflight, prepare
 from shoal.agent.http.core.dispatch import RouteTable
 from shoal.agent.http.core.forward import Forwarder
 from shoal.agent.http.core.handed_over import HandedOver
 from shoal.agent.http.core.parameters import NO_QUERY, parse_query
-from shoal.agent.http.core.problems import SERVER, problem_response
+from shoal.agent.http.core.problems import problem_response
 from shoal.agent.http.docs.openapi import Description
 from shoal.agent.http.fetch import merged, offsets, read
 from shoal.agent.http.front import Connection, Shared
@@ -31,6 +33,7 @@ from shoal.agent.http.produce import produce
 from shoal.agent.http.produce.fast_append import FastAppends
 from shoal.agent.interface import Broker
 from shoal.errors import ShoalError, shown
+from shoal.lookup import Lookup
 
 logger = logging.getLogger("shoal.http")
 
@@ -45,9 +48,11 @@ PARTS = (produce, read, merged, topics, offsets, trim, members, level, events, k
 class Dispatcher:
     """Dispatches requests and turns every outcome into an answer."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(
+        self, context: Context, allowed_hosts: Iterable[str] = (), cors_origins: Iterable[str] = ()
+    ) -> None:
         self._context = context
-        self._policy = HostPolicy(context.broker.url)
+        self._policy = HostPolicy(context.broker.url, allowed_hosts, cors_origins)
         described = Description(route for part in PARTS for route in part.ROUTES)
         self._table = RouteTable(described.routes, produce.HINTS)
         self.appends = FastAppends(context, self._policy, self._table, produce.ROUTES)
@@ -72,8 +77,7 @@ class Dispatcher:
                 logger.exception("a request failed: %s %s; this is a bug", request.method, request.raw_path)
                 internal = ShoalError("internal", "the agent failed unexpectedly; its log says how")
                 response = refusal(request, internal, close=True)
-            response.headers["Server"] = SERVER
-            await response.prepare(request)
+            await prepare(response, request)
             await response.write_eof()
             keep_alive = bool(response.keep_alive)
             return response
@@ -90,7 +94,9 @@ class Dispatcher:
         host = headers.get("Host")
         if not path.startswith("/"):
             path, host = absolute_form(path, host)
-        self._policy.check(host, headers.get("Origin"))
+        note_origin(request, self._policy.check(host, headers.get("Origin")))
+        if is_preflight(request):
+            return preflight(self._table, path)
         shorter = path.rstrip("/")
         if shorter != path and path != "/" and self._table.serves(request.method, shorter):
             target = f"{shorter}?{raw_query}" if raw_query else shorter
@@ -177,8 +183,19 @@ async def _some_turns() -> None:
         await asyncio.sleep(0)
 
 
-def make_runner(broker: Broker, limits: HttpLimits | None = None) -> HttpRunner:
-    """The HTTP side of an agent; call inside the event loop that will run it."""
+def make_runner(
+    broker: Broker,
+    limits: HttpLimits | None = None,
+    allowed_hosts: Iterable[str] = (),
+    *,
+    cors_origins: Iterable[str] = (),
+    lookup: Lookup | None = None,
+) -> HttpRunner:
+    """The HTTP side of an agent; call inside the event loop that will run it.
+
+    `allowed_hosts`: names beside this machine's that a Host header may carry (a reverse proxy's, for
+    example). `cors_origins`: whose pages may use it beside its own. `lookup`: of other agents' names.
+    """
     chosen = limits if limits is not None else HttpLimits()
-    context = Context(broker, chosen, Forwarder(broker.agent_id, chosen))
-    return HttpRunner(Dispatcher(context), context)
+    context = Context(broker, chosen, Forwarder(broker.agent_id, chosen, lookup))
+    return HttpRunner(Dispatcher(context, allowed_hosts, cors_origins), context)

@@ -19,6 +19,7 @@ from shoal.agent.members.duplicate_identity import Life, find_twin
 from shoal.agent.members.tags import TAG_URL, TAGS
 from shoal.agent.process.errors import StartError
 from shoal.agent.process.ports import PortChoice, listen
+from shoal.lookup import Lookup
 from shoal.membership.config import GossipConfig
 from shoal.membership.interface import Gossip, MemberEvent, PoolEvent
 from shoal.membership.net.gossip import Membership
@@ -34,15 +35,17 @@ logger = logging.getLogger("shoal.agent")
 
 class Entry(NamedTuple):
     """The node that enters the pool, and its tags. `kept_port` is the gossip port of the last run, 0 for
-    none."""
+    none. `address`: where others reach this host; the pool is told it."""
 
     config: AgentConfig
     own: Life
+    address: str
     tags: dict[str, str]
     kept_port: int
     keyring: Keyring | None
     clocks: Clocks
     rng: random.Random
+    lookup: Lookup
     on_event: Callable[[MemberEvent], None]
     on_user_event: Callable[[PoolEvent], None]
 
@@ -63,7 +66,7 @@ async def _by_itself(entry: Entry) -> Gossip:
                 name=entry.own.agent_id,
                 bind_address=config.bind,
                 bind_port=port,
-                advertise_address=config.advertised_address,
+                advertise_address=entry.address,
                 tags=entry.tags,
                 label=config.pool.gossip_label or "",
                 keyring=entry.keyring,
@@ -75,6 +78,7 @@ async def _by_itself(entry: Entry) -> Gossip:
             on_user_event=entry.on_user_event,
             keep_keyring=KeyringFile(config.data).save,
             clocks=entry.clocks,
+            lookup=entry.lookup.addresses,
         )
         await membership.start()
         return membership
@@ -118,7 +122,7 @@ async def _through_serf(entry: Entry) -> Gossip:
         if not membership.is_in:
             await membership.stop()
     logger.info("in the pool by way of the Serf agent %s at %s:%d", membership.node, host, port)
-    own = entry.config.advertised_address
+    own = entry.address
     if plain_address(own) != plain_address(membership.address):
         logger.warning(
             "the Serf agent %s is at %s and this agent at %s, so other agents do not accept it as a member:"
@@ -153,7 +157,7 @@ async def start_discovery(gossip: Gossip, config: AgentConfig, contact: PoolCont
         address=gossip.address,
         gossip_port=gossip.port,
         on_found=contact.on_found,
-        interfaces=[LOOPBACK if config.is_loopback else config.advertised_address],
+        interfaces=[LOOPBACK if config.is_loopback else gossip.address],
     )
     try:
         await discovery.start()

@@ -34,6 +34,7 @@ from shoal.agent.members.tags import (
     Peer,
     is_ours,
     is_shoal,
+    url_of,
 )
 from shoal.agent.peers.links import Links
 from shoal.errors import ShoalError
@@ -115,7 +116,8 @@ class Roster:
         )
         self._say_misplaced()
         urls = self.urls()
-        self._links.set_addresses(urls, urls.keys() - self._live)
+        addresses = {member.name: plain_address(member.address) for member in self._ours}
+        self._links.set_addresses(urls, urls.keys() - self._live, addresses)
         self._watch.changed()
         for listener in self._listeners:
             listener()
@@ -147,6 +149,15 @@ class Roster:
         self._tags[TAG_CLUSTER_ID] = cluster_id.hex()
         self._flush_tags()
         self.changed()
+
+    def move(self, address: str, url: str) -> bool:
+        """This agent has another address. False: who gossips for it decides where it is."""
+        if not self.gossip().move(address):
+            return False
+        self._tags[TAG_URL] = url
+        self._flush_tags()
+        self.changed()
+        return True
 
     def set_drained(self, *, drained: bool) -> None:
         """Whether this agent shall hold nothing: the leaders of its groups act on it."""
@@ -264,7 +275,7 @@ class Roster:
 
     def urls(self) -> dict[str, str]:
         """Agent id -> URL of everybody of this cluster; those who left are nobody to dial."""
-        return {member.name: member.tags[TAG_URL] for member in self.ours() if member.status != "left"}
+        return {member.name: url_of(member) for member in self.ours() if member.status != "left"}
 
     def colocated(self) -> frozenset[str]:
         """Agents of this cluster in the failure domain of this one, which is among them."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shoal.addresses import host_of, plain_address
+from shoal.addresses import host_of, named_url, plain_address
 from shoal.client.http.discovery import TAG_CLUSTER as TAG_CLUSTER
+from shoal.client.http.discovery import TAG_HOST as TAG_HOST
 from shoal.client.http.discovery import TAG_URL as TAG_URL
 from shoal.membership.interface import Member
 
@@ -28,6 +29,7 @@ TAGS = frozenset(
         TAG_CLUSTER,
         TAG_CLUSTER_ID,
         TAG_URL,
+        TAG_HOST,
         TAG_DOMAIN,
         TAG_WEIGHT,
         TAG_DRAINED,
@@ -53,6 +55,12 @@ def is_shoal(member: Member) -> bool:
     whose URL is not at its own address: the writer of a tag does not choose what agents connect to."""
     url = member.tags.get(TAG_URL)
     return TAG_CLUSTER in member.tags and url is not None and host_of(url) == plain_address(member.address)
+
+
+def url_of(member: Member) -> str:
+    """Where others reach the agent, under its name if it has told one: TAG_URL is always an address, which
+    agents without names understand."""
+    return named_url(member.tags[TAG_URL], member.tags.get(TAG_HOST, ""))
 
 
 def is_ours(member: Member, cluster: str, cluster_id: bytes | None) -> bool:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from shoal.addresses import host_of
+from shoal.addresses import plain_address
 from shoal.agent.peers.connection import PeerConnection, Refused
 from shoal.agent.peers.frames import LinkKind
 from shoal.agent.peers.linked_peer import LinkConfig, LinkedPeer
 from shoal.agent.process.clock import is_set_within
+from shoal.lookup import Lookup, LookupFailed
 
 if TYPE_CHECKING:
     from shoal.agent.peers.links import Links
@@ -43,6 +44,8 @@ class Dialler:
     ) -> None:
         self.own_address: str | None = None
         """Where peers know this agent, if that is an address of this host: it connects from there."""
+        self.lookup = Lookup()
+        """Of the names of peers; the agent has one for all that it looks up."""
         self._owner = owner
         self._config = config
         self._rng = rng
@@ -76,16 +79,13 @@ class Dialler:
 
     async def dial(self, peer: LinkedPeer, kind: LinkKind) -> bool:
         """True when it was open once; returns when it is closed."""
-        if host_of(peer.url) is None:
+        if peer.address is None:
             peer.complain(f"its URL {peer.url!r} is not an agent's")
             return False
-        parts = urlsplit(peer.url)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        connection = PeerConnection(self._owner, (kind, peer.agent_id, parts.netloc))
+        connection = PeerConnection(self._owner, (kind, peer.agent_id, urlsplit(peer.url).netloc))
         try:
             async with self._turn(peer):
-                await self._connect(connection, parts.hostname, parts.port)
+                await self._connect(connection, await self._places(peer, peer.address))
             await connection.closed.wait()
         except ConnectionRefusedError:
             # Nobody listens where a live agent was: no need to wait for the silence.
@@ -107,14 +107,41 @@ class Dialler:
         first, peer.dialled = not peer.dialled, True
         return self._newcomers if first else self._strangers
 
-    async def _connect(self, connection: PeerConnection, host: str, port: int) -> None:
+    async def _places(self, peer: LinkedPeer, address: str) -> list[tuple[str, int]]:
+        """Where to look for it, the likeliest first. The name is looked up anew each time; where it leads
+        elsewhere than gossip says, the agent may have moved, and where it leads nowhere gossip may know."""
+        parts = urlsplit(peer.url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        found: tuple[str, ...] = ()
+        if parts.hostname != address:
+            try:
+                found = tuple(map(plain_address, await self.lookup.addresses(parts.hostname)))
+            except LookupFailed as error:
+                peer.complain(f"{error}; trying {address}, where gossip sees it")
+        places = [address, *found] if address in found or not found else [*found, address]
+        return [(place, parts.port) for place in dict.fromkeys(places)]
+
+    async def _connect(self, connection: PeerConnection, places: Sequence[tuple[str, int]]) -> None:
         """Until it is open. Raises OSError, TimeoutError, Refused."""
+        faults: list[OSError] = []
+        for host, port in places:
+            try:
+                await self._connect_to(connection, host, port)
+                break
+            except OSError as error:  # a TimeoutError is one
+                faults.append(error)
+        else:
+            # A live agent may be where nobody answers: only if all refuse it has ended.
+            raise next((one for one in faults if not isinstance(one, ConnectionRefusedError)), faults[0])
+        # Longer than the other side waits, so that its reason arrives.
+        async with asyncio.timeout(1.5 * self._config.greeting_timeout_ms / 1000):
+            await connection.opened
+
+    async def _connect_to(self, connection: PeerConnection, host: str, port: int) -> None:
         own = self.own_address
         same_family = own is not None and (":" in own) == (":" in host)
         async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
             await asyncio.get_running_loop().create_connection(
                 lambda: connection, host, port, local_addr=(own, 0) if own and same_family else None
             )
-        # Longer than the other side waits, so that its reason arrives.
-        async with asyncio.timeout(1.5 * self._config.greeting_timeout_ms / 1000):
-            await connection.opened

@@ -53,11 +53,12 @@ class LinkConfig:
 @dataclass(slots=True)
 class LinkedPeer:
     """The state of one agent's links. `silent` from the report until it is heard again; `lives` is set unless
-    gossip has given it up."""
+    gossip has given it up. `address`: where gossip says that it is; its URL may hold a name."""
 
     agent_id: str
     heard_ms: int
     url: str
+    address: str | None
     dialled: bool = False
     met: bool = False
     boot_nonce: bytes = b""

@@ -134,21 +134,29 @@ class Links:
 
     # Peers to be connected with
 
-    def set_addresses(self, urls: Mapping[str, str], failed: AbstractSet[str] = frozenset()) -> None:
+    def set_addresses(
+        self,
+        urls: Mapping[str, str],
+        failed: AbstractSet[str] = frozenset(),
+        addresses: Mapping[str, str] | None = None,
+    ) -> None:
         """{agent id: its HTTP URL}, without this agent. Agents no longer named are disconnected. Gossip has
-        given up those that `failed`: they are dialled ever more rarely until it lists them as alive."""
+        given up those that `failed`: they are dialled ever more rarely until it lists them as alive.
+        `addresses`: where gossip says that they are, of those whose URL has a name."""
         now_ms = self._clock.now_ms()
+        known = addresses or {}
         for agent_id, url in urls.items():
             if agent_id != self.agent_id:
-                peer = self._peers.setdefault(agent_id, LinkedPeer(agent_id, now_ms, url))
-                peer.url = url
+                address = known.get(agent_id) or host_of(url)
+                peer = self._peers.setdefault(agent_id, LinkedPeer(agent_id, now_ms, url, address))
+                peer.url, peer.address = url, address
                 if agent_id in failed:
                     peer.lives.clear()
                 else:
                     peer.lives.set()
         for agent_id in [known for known in self._peers if known not in urls]:
             self._forget(agent_id)
-        self._known_addresses = frozenset(host_of(peer.url) for peer in self._peers.values())
+        self._known_addresses = frozenset(peer.address for peer in self._peers.values())
         for connection, hello in self._lobby.greeted():
             if self._lives_at(hello.agent_id, connection.address):
                 connection.greet(hello)
@@ -169,7 +177,7 @@ class Links:
     def _lives_at(self, agent_id: str, address: str | None) -> bool:
         """Whether gossip knows this agent, at this very address."""
         peer = self._peers.get(agent_id)
-        return peer is not None and address is not None and host_of(peer.url) == plain_address(address)
+        return peer is not None and address is not None and peer.address == plain_address(address)
 
     def _forget(self, agent_id: str) -> None:
         peer = self._peers.pop(agent_id)
@@ -246,7 +254,7 @@ class Links:
         peer = self._peers.get(hello.agent_id)
         if peer is None:
             return f"{agent_name(hello.agent_id)} is not a member of the pool, according to gossip here"
-        name, at = agent_name(hello.agent_id), host_of(peer.url)
+        name, at = agent_name(hello.agent_id), peer.address
         return f"{name} is at {at} by gossip, but connects from {connection.address}: check its --advertise"
 
     # What connections report

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
-from shoal.agent.members.tags import TAG_DOMAIN, TAG_DRAINED, TAG_NAME, is_ours, is_shoal
+from shoal.agent.members.tags import TAG_DOMAIN, TAG_DRAINED, TAG_NAME, is_ours, is_shoal, url_of
 from shoal.agent.routing.table import Claim, RouteTable
 from shoal.agent.topics.catalog import Catalog, TopicEntry
 from shoal.agent.topics.kept import Kept
@@ -84,7 +84,7 @@ def member_head(member: Member) -> dict[str, Any]:
         "status": str(member.status),
         "address": member.address,
         "gossip_port": member.port,
-        "url": member.tags.get(TAG_URL),
+        "url": url_of(member) if TAG_URL in member.tags else None,
         "failure_domain": member.tags.get(TAG_DOMAIN),
         "drained": member.tags.get(TAG_DRAINED) == "1",
         "incarnation": member.incarnation,

@@ -13,7 +13,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shoal.membership.config import GossipConfig
@@ -28,7 +28,7 @@ from shoal.membership.interface import (
 )
 from shoal.membership.net.rejected_senders import Offenders
 from shoal.membership.net.stream_tasks import StreamTasks
-from shoal.membership.net.streams import StreamFault, open_listener
+from shoal.membership.net.streams import StreamFault, open_listener, system_lookup
 from shoal.membership.serf.core import SerfCore
 from shoal.membership.serf.keys import LIST_QUERY, KeyReport, report
 from shoal.membership.serf.own_queries import QueryRequest
@@ -86,7 +86,7 @@ class Membership(AgentPool):
 
     `clocks` are those of a former life.
     `keep_keyring` makes a changed keyring outlive the process; it is called in a thread, and an OSError
-    of it keeps the change from happening.
+    of it keeps the change from happening. `lookup`: the addresses of a name; it raises OSError.
     """
 
     def __init__(
@@ -99,10 +99,12 @@ class Membership(AgentPool):
         on_query: Callable[[PoolQuery], bytes | None] | None = None,
         clocks: Clocks = NO_CLOCKS,
         keep_keyring: Callable[[Keyring], None] = lambda _: None,
+        lookup: Callable[[str], Awaitable[Sequence[str]]] = system_lookup,
     ) -> None:
         super().__init__(config.name, on_event, on_user_event, on_query)
         self._config = config
         self._keep_keyring = keep_keyring
+        self._lookup = lookup
         self._rng = rng
         self._asked: dict[QueryKey, QueryAnswers] = {}
         self._silences = 0
@@ -242,10 +244,9 @@ class Membership(AgentPool):
     async def _resolve(self, host: str, port: int) -> list[str]:
         """The addresses behind a name, without our own."""
         async with asyncio.timeout(self._config.stream_timeout_ms / 1000):
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
+            found = await self._lookup(host)
         own = {self._config.bind_address, self.address} if port == self.port else set()
-        return [address for address in addresses if address not in own][:MAX_RESOLVED]
+        return [address for address in found if address not in own][:MAX_RESOLVED]
 
     # What is known
 
@@ -296,6 +297,12 @@ class Membership(AgentPool):
         if self._core is not None:
             self._core.set_tags(tags, self._now_ms())
             self._carry_out()
+
+    def move(self, address: str) -> bool:
+        self._config = replace(self._config, advertise_address=address)
+        self._running().move(Endpoint(host_bytes(address), self.port), self._now_ms())
+        self._carry_out()
+        return True
 
     def force_leave(self, name: str) -> None:
         node = node_names(self._listed()).get(name, name)

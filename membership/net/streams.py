@@ -70,6 +70,12 @@ class StreamBudget:
         return await asyncio.shield(work)
 
 
+async def system_lookup(host: str) -> list[str]:
+    """The addresses of a name. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
 def open_listener(address: str, port: int) -> tuple[socket.socket, socket.socket]:
     """A listening TCP and a non-blocking UDP socket on one port; port 0 picks. Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -377,6 +377,11 @@ class SerfCore:
         self.swim.set_meta(encode_tags(tags))
         self._absorb(now_ms)
 
+    def move(self, endpoint: Endpoint, now_ms: int) -> None:
+        """This node is reached there from now on."""
+        self.swim.move(endpoint)
+        self._absorb(now_ms)
+
     def force_leave(self, name: str, now_ms: int) -> None:
         """Take a failed member for one that left; a living one undoes it. Raises
         KeyError for an unknown name."""

@@ -356,6 +356,9 @@ class SerfMembership(AgentPool):
         stale = [tag for tag in self._told_tags() if tag not in self._tags]
         await self._client.tags(self._tags, delete=stale)
 
+    def move(self, address: str) -> bool:
+        return False
+
     def force_leave(self, name: str) -> None:
         if not any(member.name == name for member in self._members):
             raise KeyError(name)

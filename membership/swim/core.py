@@ -428,6 +428,17 @@ class SwimCore:
         self._announce()
         self._note(ChangeKind.UPDATE, local)
 
+    def move(self, endpoint: Endpoint) -> None:
+        """This node is reached elsewhere from now on. A name moves only once it has left: it leaves its former
+        address first, and claims the new one when that was told."""
+        local = self.table.local
+        if endpoint == local.endpoint or self.leaving:
+            return
+        left = encode_message(Dead(local.incarnation, local.name, local.name))
+        self._former.moved(self.outbox.own.queue(left, local.name), local.incarnation)
+        local.endpoint = endpoint
+        self._note(ChangeKind.UPDATE, local)
+
     def leave(self, now_ms: int) -> Broadcast | None:
         """Say that we go; the broadcast turns finished once it was told. None when we had left already."""
         self.leaving = True

@@ -47,6 +47,11 @@ class FormerLife:
         """This says so."""
         self._leave = leave
 
+    def moved(self, leave: Broadcast, incarnation: int) -> None:
+        """The former life is this one, which has just changed its address."""
+        self._sequence, self.incarnation = None, incarnation
+        self._leave = leave
+
     def was_told(self) -> bool:
         """True once, when it has been said often enough."""
         if self._leave is None or not self._leave.finished:

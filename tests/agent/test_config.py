@@ -20,6 +20,16 @@ def test_flags_beat_environment_beat_file_beat_defaults() -> None:
     assert (config.heartbeat_interval_ms, config.bind) == (100, "127.0.0.1")
 
 
+def test_a_name_may_be_advertised() -> None:
+    """Its address is looked up at the start: no rule about addresses holds for it here."""
+    config = AgentConfig.from_sources({"data": "d", "bind": "0.0.0.0", "advertise": "shoal-0.shoal"})
+    assert (config.advertised_host, config.advertised_name) == ("shoal-0.shoal", "shoal-0.shoal")
+    config = AgentConfig.from_sources({"data": "d", "bind": "0.0.0.0", "advertise": "10.0.0.5"})
+    assert (config.advertised_host, config.advertised_name) == ("10.0.0.5", None)
+    config = AgentConfig.from_sources({"data": "d", "cores": 2, "http_socket": "/run/s"})
+    assert config.for_core(1).http.http_socket == "/run/s.1"
+
+
 def test_the_cluster_name_counts_as_explicit_only_when_given() -> None:
     """mDNS beyond loopback depends on it."""
     assert not AgentConfig.from_sources({"data": "d"}).cluster_is_explicit
@@ -32,7 +42,15 @@ REFUSED = [
     ({"bind": "0.0.0.0"}, "--advertise ADDR"),
     ({"bind": "here"}, "not an IP address"),
     ({"bind": "localhost"}, "give 127.0.0.1"),
-    ({"bind": "0.0.0.0", "advertise": "host.example"}, "not an IP address"),
+    ({"bind": "host.example"}, "not an IP address"),
+    ({"bind": "0.0.0.0", "advertise": "10.1"}, "not an IP address or a DNS name"),
+    ({"bind": "0.0.0.0", "advertise": "host.example:7070"}, "not an IP address or a DNS name"),
+    ({"http_socket": "x" * 108}, "1 to 107 bytes"),
+    ({"allowed_hosts": ["https://a.example"]}, "without scheme, port and wildcard"),
+    ({"allowed_hosts": ["*.example"]}, "without scheme, port and wildcard"),
+    ({"cors_origins": ["a.example"]}, "SCHEME://HOST[:PORT]"),
+    ({"cors_origins": ["*"]}, "every web page"),
+    ({"allowed_hosts": ["a"] * 200, "cors_origins": ["https://a"] * 60}, "over 256"),
     ({"bind": "127.0.0.1", "advertise": "10.0.0.1"}, "(loopback)"),
     ({"bind": "10.0.0.1", "advertise": "0.0.0.0"}, "no address a peer could reach"),
     ({"http_port": 65_536}, "not a port"),

@@ -2,15 +2,17 @@
 
 A browser on the same machine or LAN reaches every agent. A foreign page's requests carry its `Origin`; a
 page that rebinds its own name to our address carries that name in `Host`. Both get 403
-(docs/http.md). Addresses written as numbers cannot be rebound, so they pass as `Host`.
+(docs/http.md). Addresses written as numbers cannot be rebound, so they pass as `Host`. The configuration
+names further hosts, and origins whose pages may.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import socket
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
+from shoal.addresses import is_address, plain_origin
 from shoal.errors import ShoalError, shown
 
 # Host headers remembered as good; a client cannot add to it but by numbers, which are bounded here.
@@ -20,21 +22,32 @@ REMEMBERED_HOSTS_MAX = 1_024
 class HostPolicy:
     """Checks `Host` and `Origin`; one dictionary lookup for a host seen before."""
 
-    def __init__(self, own_url: str) -> None:
+    def __init__(
+        self, own_url: str, allowed_hosts: Iterable[str] = (), cors_origins: Iterable[str] = ()
+    ) -> None:
         own = urlsplit(own_url).hostname
         machine = socket.gethostname()
-        names = {"localhost", machine, machine.partition(".")[0]}
+        names = {"localhost", machine, machine.partition(".")[0], *allowed_hosts}
         if own:
             names.add(own)
         self._names = frozenset(name.lower() for name in names)
+        self._origins = frozenset(filter(None, map(plain_origin, cors_origins)))
         self._good: set[str] = set()
 
-    def check(self, host: str | None, origin: str | None) -> None:
-        """Raise ShoalError foreign-origin, or bad-request for a Host that is not one."""
+    def check(self, host: str | None, origin: str | None) -> str | None:
+        """Raise ShoalError foreign-origin, or bad-request for a Host that is not one. Returns the origin of a
+        page that is not this agent's and may all the same."""
         if host is not None and host not in self._good:
             self._check_host(host)
-        if origin is not None:
-            self._check_origin(origin, host)
+        if origin is None or self._is_own_page(origin, host):
+            return None
+        if plain_origin(origin) not in self._origins:
+            raise ShoalError(
+                "foreign-origin",
+                f"a page from {shown(origin)} may not use this agent; its own pages may, and those of"
+                " --cors-origins",
+            )
+        return origin
 
     def _check_host(self, host: str) -> None:
         name = host_name(host)
@@ -43,18 +56,16 @@ class HostPolicy:
         if name not in self._names and not is_address(name):
             raise ShoalError(
                 "foreign-origin",
-                f"the Host {shown(host)} is none of this agent's names; use its address, or localhost",
+                f"the Host {shown(host)} is none of this agent's names: use its address or localhost, or name"
+                " it in --allowed-hosts",
             )
         if len(self._good) < REMEMBERED_HOSTS_MAX:
             self._good.add(host)
 
-    def _check_origin(self, origin: str, host: str | None) -> None:
+    @staticmethod
+    def _is_own_page(origin: str, host: str | None) -> bool:
         scheme, _, authority = origin.partition("://")
-        if scheme not in ("http", "https") or host is None or authority.lower() != host.lower():
-            raise ShoalError(
-                "foreign-origin",
-                f"a page from {shown(origin)} may not use this agent; only its own pages may",
-            )
+        return scheme in ("http", "https") and host is not None and authority.lower() == host.lower()
 
 
 def host_name(host: str) -> str | None:
@@ -69,12 +80,3 @@ def host_name(host: str) -> str | None:
     if not name or (port and not (port.isascii() and port.isdigit() and len(port) <= 5)):
         return None
     return name.lower().rstrip(".")
-
-
-def is_address(name: str) -> bool:
-    """Whether a host is a number (IPv4 or IPv6)."""
-    try:
-        ipaddress.ip_address(name.partition("%")[0])
-    except ValueError:
-        return False
-    return True

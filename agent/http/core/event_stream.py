@@ -15,7 +15,8 @@ from aiohttp import web
 from shoal.agent.http.admission.answer_rate import StreamDeadline
 from shoal.agent.http.api.media import EVENT_STREAM
 from shoal.agent.http.core.context import Call
-from shoal.agent.http.core.problems import SERVER, json_bytes
+from shoal.agent.http.core.cors import prepare
+from shoal.agent.http.core.problems import json_bytes
 
 KEEP_ALIVE_S = 15.0  # a comment, so that readers and proxies know that the silence is no broken connection
 KEEP_ALIVE = b": still here\n\n"
@@ -29,15 +30,13 @@ class EventStream:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self.response = web.StreamResponse(
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", "Server": SERVER}
-        )
+        self.response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self.response.content_type = EVENT_STREAM
         self._taking = StreamDeadline(call.context.limits)
 
     async def open(self) -> bool:
         """Send the head; whether anything is to follow it."""
-        await self.response.prepare(self._call.request)
+        await prepare(self.response, self._call.request)
         return self._call.request.method != "HEAD"
 
     async def send(self, data: bytes) -> None:

@@ -17,9 +17,11 @@ from yarl import URL
 
 from shoal.agent.http.admission.answer_rate import StreamDeadline
 from shoal.agent.http.admission.limits import MIB, HttpLimits
-from shoal.agent.http.core.problems import SERVER
+from shoal.agent.http.core.cors import prepare
+from shoal.agent.http.core.name_resolver import NameResolver
 from shoal.agent.interface import Admit
 from shoal.errors import PROBLEM_MEDIA_TYPE, ShoalError
+from shoal.lookup import Lookup
 
 FORWARDED_BY = "Shoal-Forwarded-By"
 # The other agent's own answer to its timeout should arrive before ours fires.
@@ -92,9 +94,10 @@ class Forwarder:
     """Two bounded pools of connections: short exchanges never wait behind long polls. And connections for
     one request each, as many as for long polls at most. More than fit wait, as long as their timeout."""
 
-    def __init__(self, agent_id: str, limits: HttpLimits) -> None:
+    def __init__(self, agent_id: str, limits: HttpLimits, lookup: Lookup | None = None) -> None:
         self._agent_id = agent_id
         self._limits = limits
+        self._resolver = NameResolver(lookup or Lookup())
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._closed = False
 
@@ -115,7 +118,11 @@ class Forwarder:
                 (0, limits.forward_connections) if purpose == "exchange" else (limits.relay_connections, 0)
             )
             connector = aiohttp.TCPConnector(
-                limit=all_agents, limit_per_host=per_agent, force_close=purpose == "anew"
+                limit=all_agents,
+                limit_per_host=per_agent,
+                force_close=purpose == "anew",
+                resolver=self._resolver,
+                use_dns_cache=False,
             )
             session = aiohttp.ClientSession(
                 connector=connector,
@@ -207,11 +214,11 @@ class Forwarder:
     async def _pass_on(
         self, request: web.BaseRequest, response: aiohttp.ClientResponse
     ) -> web.StreamResponse:
-        answer = web.StreamResponse(status=response.status, headers={"Server": SERVER})
+        answer = web.StreamResponse(status=response.status)
         for name, value in response.headers.items():
             if name in RELAYED_HEADERS or name.startswith("Shoal-"):
                 answer.headers[name] = value
-        await answer.prepare(request)
+        await prepare(answer, request)
         if request.method == "HEAD":
             return answer
         taking = StreamDeadline(self._limits)

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from shoal.agent.http.admission.answer_rate import AnswerDeadline
 from shoal.agent.http.core.context import Call
-from shoal.agent.http.core.problems import SERVER
+from shoal.agent.http.core.cors import prepare
 
 # Below the transport's high-water mark: aiohttp never waits for the reader.
 SENT_AT_ONCE_BYTES = 48 * 1024
@@ -50,10 +50,10 @@ async def begin_answer(
     call: Call, content_type: str, headers: Mapping[str, str], size_bytes: int | None
 ) -> tuple[web.StreamResponse, bool]:
     """An answer of so many bytes, or chunked, whose head has left; whether a body is to follow."""
-    response = web.StreamResponse(headers={**headers, "Server": SERVER})
+    response = web.StreamResponse(headers=headers)
     response.content_type = content_type
     response.content_length = size_bytes
-    await response.prepare(call.request)
+    await prepare(response, call.request)
     return response, call.request.method != "HEAD"
 
 

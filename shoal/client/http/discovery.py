@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from shoal.addresses import host_of, plain_address
+from shoal.addresses import host_of, named_url, plain_address
 from shoal.errors import ClientError
 
 if TYPE_CHECKING:
@@ -20,7 +20,9 @@ LISTEN_SECONDS: Final = 3.0
 """For mDNS: agents answer a question within a second; after this no agent is there."""
 TAG_CLUSTER: Final = "cl"
 TAG_URL: Final = "url"
-"""The tags under which an agent tells its cluster's name and its HTTP address."""
+TAG_HOST: Final = "host"
+"""The tags under which an agent tells its cluster's name, its HTTP address, and the name that it is to be
+reached by, if it has one."""
 
 
 async def urls_of_seeds(
@@ -55,7 +57,7 @@ async def urls_of_seeds(
                 f"name a URL, or mdns={clusters[0]!r}"
             )
         if agents:
-            return sorted(member.tags[TAG_URL] for member in agents)
+            return sorted(named_url(member.tags[TAG_URL], member.tags.get(TAG_HOST, "")) for member in agents)
         reasons.append(f"{seed} knows no agent{'' if cluster is None else f' of cluster {cluster!r}'}")
     hint = "a seed is a gossip address like 10.0.0.1:7946; a sealed pool needs gossip_key"
     raise ClientError(f"no seed led to an agent: {'; '.join(reasons) or 'none was given'} ({hint})")

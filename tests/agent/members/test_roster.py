@@ -51,7 +51,7 @@ POOL = [
 @pytest.fixture
 async def roster() -> Any:
     links: Any = SimpleNamespace(
-        set_addresses=lambda urls, failed: (made.dialled.update(urls), made.failed.update(failed)),
+        set_addresses=lambda urls, failed, _: (made.dialled.update(urls), made.failed.update(failed)),
         is_silent=lambda name: name in made.silent,
         has_met=lambda name: name in made.linked,
         is_linked=lambda name: name not in made.silent,
@@ -150,7 +150,7 @@ async def test_digest_tags_change_at_most_once_a_second(monkeypatch: pytest.Monk
     the last state; what others wait for (the cluster id, a drain) is told at once."""
     monkeypatch.setattr("shoal.agent.members.roster.TAGS_INTERVAL_S", 0.05)
     told: list[dict[str, str]] = []
-    links: Any = SimpleNamespace(set_addresses=lambda urls, failed: None, is_silent=lambda name: False)
+    links: Any = SimpleNamespace(set_addresses=lambda urls, failed, _: None, is_silent=lambda name: False)
     gossip: Any = SimpleNamespace(members=lambda: (), set_tags=lambda tags: told.append(dict(tags)))
     made = Roster(agent_id="me", cluster="fish", links=links, watch=Watch("run"))
     made.attach(gossip, {})

@@ -35,7 +35,7 @@ class Peer:
 
     def __init__(self, answer: Callable[[Any], None]) -> None:
         self.dials: list[float] = []
-        self.state = LinkedPeer("b", 0, "http://127.0.0.1:7070", met=True)
+        self.state = LinkedPeer("b", 0, "http://127.0.0.1:7070", "127.0.0.1", met=True)
         self.state.lives.set()
         self._answer = answer
 
