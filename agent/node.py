@@ -230,6 +230,7 @@ async def _serve_http(node: Node, parts: AsyncExitStack, listener: socket.socket
         lookup=node.lookup,
     )
     parts.push_async_callback(runner.cleanup)
+    node.roster.on_moved = runner.context.forwarder.renew
     for one in listeners:
         await runner.listen(one)
 

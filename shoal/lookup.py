@@ -118,9 +118,12 @@ class Lookup:
                 answer.set_result(outcome)
 
         self._under_way[name] = answer
+        if not threading.main_thread().is_alive():  # the interpreter ends: no thread begins, and nobody waits
+            look()
+            return answer
         try:
             threading.Thread(target=look, name="shoal-lookup", daemon=True).start()
-        except RuntimeError as error:  # at the interpreter's end, or out of threads
+        except RuntimeError as error:  # no more threads
             del self._under_way[name]
             raise _Unanswered(f"the name {name} was not looked up: {error}") from None
         return answer

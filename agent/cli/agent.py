@@ -99,10 +99,11 @@ def agent(
     """
     flags = dict(locals())  # every parameter, and nothing else yet: their names are those of the settings
     del flags["config"]
-    raise typer.Exit(_run(_configuration(flags, dict(os.environ), _read_file(config))))
+    raise typer.Exit(_run(configuration(flags, dict(os.environ), read_file(config))))
 
 
-def _read_file(path: str | None) -> dict[str, Any]:
+def read_file(path: str | None) -> dict[str, Any]:
+    """What the configuration file says; nothing where there is none. Raises CliError."""
     path = path or os.environ.get("SHOAL_CONFIG")
     if not path:
         return {}
@@ -115,7 +116,8 @@ def _read_file(path: str | None) -> dict[str, Any]:
         raise CliError(f"--config {path} is not TOML: {error}", "mend the file") from error
 
 
-def _configuration(flags: dict[str, Any], environment: dict[str, str], file: dict[str, Any]) -> AgentConfig:
+def configuration(flags: dict[str, Any], environment: dict[str, str], file: dict[str, Any]) -> AgentConfig:
+    """What flags, variables and file come to. Raises UsageError."""
     from shoal.agent.config import AgentConfig, ConfigError
 
     try:
@@ -166,7 +168,7 @@ def dev(http_port: HttpPort = None) -> None:
     alone = {"mdns": False, "expect": 1, "name": "dev", "cluster": "dev"}
     flags = {"data": directory, "http_port": http_port, **alone}
     try:
-        code = _run(_configuration(flags, {}, {}), greet=True)
+        code = _run(configuration(flags, {}, {}), greet=True)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     raise typer.Exit(code)

@@ -16,7 +16,7 @@ from typer import TyperException
 
 from shoal import __version__
 from shoal.agent.cli import agent as agent_commands
-from shoal.agent.cli import cluster, drain, keys, level, partition, spark, topic
+from shoal.agent.cli import cluster, config, drain, keys, level, partition, spark, topic
 from shoal.agent.cli.examine import doctor, log
 from shoal.agent.cli.records import consume, produce
 from shoal.agent.cli.terminal.options import argument, example, flag, option
@@ -37,7 +37,15 @@ app = typer.Typer(
 )
 own = typer.Typer()
 single = (agent_commands.app, doctor.app, cluster.app, drain.app, keys.app, produce.app, consume.app, own)
-groups = (keys.keys, level.cluster, topic.topics, partition.partitions, log.logs, spark.spark)
+groups = (
+    config.configs,
+    keys.keys,
+    level.cluster,
+    topic.topics,
+    partition.partitions,
+    log.logs,
+    spark.spark,
+)
 for commands in (*single, *groups):
     app.add_typer(commands)
 

@@ -73,6 +73,9 @@ class Roster:
         self._listeners: list[Callable[[], None]] = []
         self.on_announcement: Callable[[str, str, int], None] = lambda *_: None
         """Called with agent id, run and placement version of every route event of another agent."""
+        self.on_moved: Callable[[], None] = lambda: None
+        """Called when an agent of this cluster, this one included, is at another address than before."""
+        self._places: dict[str, str] = {}
         self._scheduled = False
         self._members: tuple[Member, ...] = ()
         self._ours: list[Member] = []
@@ -116,8 +119,10 @@ class Roster:
         )
         self._say_misplaced()
         urls = self.urls()
-        addresses = {member.name: plain_address(member.address) for member in self._ours}
-        self._links.set_addresses(urls, urls.keys() - self._live, addresses)
+        former, self._places = self._places, {m.name: plain_address(m.address) for m in self._ours}
+        self._links.set_addresses(urls, urls.keys() - self._live, self._places)
+        if any(former.get(name, address) != address for name, address in self._places.items()):
+            self.on_moved()
         self._watch.changed()
         for listener in self._listeners:
             listener()

@@ -127,7 +127,6 @@ class Agents:
     def start(self, count: int) -> None:
         cluster = f"test-{secrets.token_hex(4)}"
         for host in range(1, count + 1):
-            address = self.network.address(host)
             command = [
                 "ip",
                 "netns",
@@ -138,11 +137,18 @@ class Agents:
                 "shoal.agent",
             ]
             command += ["agent", "--data", str(self._directory / str(host)), "--cluster", cluster]
-            command += ["--bind", address, "--name", f"host{host}", "--expect", str(count)]
-            command += ["--join", f"{self.network.address(1)}:7946"]
+            command += ["--name", f"host{host}", "--expect", str(count), *self.places(host)]
             with (self._directory / f"{host}.log").open("wb") as log:
                 process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ.copy())
             self._processes.append(process)
+
+    def places(self, host: int) -> list[str]:
+        """The flags that say where an agent is, and where it meets the others."""
+        return ["--bind", self.network.address(host), "--join", f"{self.network.address(1)}:7946"]
+
+    def ended(self) -> list[int]:
+        """Hosts whose agent runs no more."""
+        return [host for host, process in enumerate(self._processes, 1) if process.poll() is not None]
 
     def stop(self) -> None:
         for process in self._processes:
@@ -165,11 +171,59 @@ class Agents:
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-2000:]}" for path in files)
 
 
+class NamedAgents(Agents):
+    """Agents that are known by names, from a hosts file of each namespace; addresses may change."""
+
+    def __init__(self, network: Network, directory: pathlib.Path) -> None:
+        super().__init__(network, directory)
+        self._addresses: dict[int, str] = {}
+
+    def url(self, host: int) -> str:
+        return f"http://{self._addresses[host]}:7070"
+
+    def name(self, host: int) -> str:
+        """As agents and clients know it."""
+        return f"shoal-{host}.shoal.test"
+
+    def places(self, host: int) -> list[str]:
+        return ["--bind", "0.0.0.0", "--advertise", self.name(host), "--join", f"{self.name(1)}:7946"]
+
+    def start(self, count: int) -> None:
+        self._addresses = {host: self.network.address(host) for host in range(1, count + 1)}
+        for host in self._addresses:
+            self._hosts_file(host).parent.mkdir(parents=True)
+        self._tell_names()
+        super().start(count)
+
+    def stop(self) -> None:
+        super().stop()
+        for host in self._addresses:
+            shutil.rmtree(self._hosts_file(host).parent, ignore_errors=True)
+
+    def move(self, host: int, number: int) -> None:
+        """The host gets another address and loses the one it had; all names are told."""
+        address, namespace = self.network.address(number), self.network.namespace(host)
+        run_ip("-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
+        run_ip("-n", namespace, "addr", "del", f"{self._addresses[host]}/24", "dev", "eth0")
+        run_ip("-n", namespace, "addr", "replace", f"{address}/24", "dev", "eth0")  # secondary ones go along
+        self._addresses[host] = address
+        self._tell_names()
+
+    def _hosts_file(self, host: int) -> pathlib.Path:
+        """`ip netns exec` puts it in the place of /etc/hosts."""
+        return pathlib.Path("/etc/netns") / self.network.namespace(host) / "hosts"
+
+    def _tell_names(self) -> None:
+        lines = [f"{address} {self.name(host)}\n" for host, address in self._addresses.items()]
+        for host in self._addresses:
+            self._hosts_file(host).write_text("127.0.0.1 localhost\n" + "".join(lines))
+
+
 @contextlib.contextmanager
-def agents_on_a_network(count: int, directory: pathlib.Path) -> Iterator[Agents]:
+def agents_on_a_network(count: int, directory: pathlib.Path, kind: type[Agents] = Agents) -> Iterator[Any]:
     """Everything is taken away again, whatever happens."""
     network = Network()
-    agents = Agents(network, directory)
+    agents = kind(network, directory)
     try:
         network.up(count)
         agents.start(count)

@@ -201,6 +201,46 @@ def test_who_is_back_on_another_port_is_not_taken_for_dead_first(count: int, see
     assert max(times) <= 1_000, times
 
 
+def test_a_member_whose_address_changes_is_found_there() -> None:
+    """While it runs: it leaves its former address and claims the new one under a higher incarnation, and all
+    let it in, long before they would have missed it."""
+    where = endpoint_of(77)
+    for seed in range(20):
+        pool = healthy(4, seed=seed)
+        process = pool.processes["n1"]
+        del pool._names[process.endpoint]
+        pool._names[where] = "n1"
+        process.endpoint = where
+        before = process.core.swim.table.local.incarnation
+        process.core.move(where, pool.clock_ms(process))
+        pool._carry_out(process)
+
+        def all_know(pool: Pool = pool) -> bool:
+            tables = [process.core.swim.table.get("n1") for process in pool.alive()]
+            return all(
+                node is not None and node.endpoint == where and node.state == State.ALIVE for node in tables
+            )
+
+        assert pool.run_until(all_know, 30_000) <= 2_000
+        pool.run_until(lambda pool=pool: pool.all_show(all_alive(4)), 2_000)
+        assert process.core.swim.table.local.incarnation > before
+        pool.run_for(10_000)
+        assert all_know()
+        assert pool.all_show(all_alive(4))
+
+
+def test_a_member_that_moves_nowhere_or_leaves_says_nothing() -> None:
+    """Neither changes what it has said of itself."""
+    pool = healthy(3, seed=1)
+    core = pool.processes["n1"].core
+    before = core.swim.table.local.incarnation
+    core.move(endpoint_of(1), pool.now_ms)
+    core.swim.leaving = True
+    core.move(endpoint_of(77), pool.now_ms)
+    assert core.swim.table.local.endpoint == endpoint_of(1)
+    assert core.swim.table.local.incarnation == before
+
+
 def test_a_second_process_under_a_name_does_not_say_that_the_first_one_left() -> None:
     """It answers, so it is no former life: a copied data directory, on the same host."""
     pool = healthy(3, seed=1)

@@ -6,6 +6,7 @@ afterwards, the outcome is unknown (not definite), unless the request changes no
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ CONNECT_SECONDS = 1.0
 # A JSON answer that is read whole: topics, offsets, appends.
 REPLY_BYTES_MAX = 16 * MIB
 RELAY_PIECE_BYTES = 256 * 1024
+FORMER_SESSIONS_MAX = 12  # of four moves within a minute or two; the oldest are cut off
 RELAYED_HEADERS = ("Content-Type", "Content-Length", "Retry-After", "Allow", "ETag")
 UNCHANGING_METHODS = ("GET", "HEAD")
 
@@ -99,14 +101,40 @@ class Forwarder:
         self._limits = limits
         self._resolver = NameResolver(lookup or Lookup())
         self._sessions: dict[str, aiohttp.ClientSession] = {}
+        self._former: dict[aiohttp.ClientSession, asyncio.Task[None]] = {}
+        """Those with requests that began before an agent moved, and what will close them."""
         self._closed = False
 
     async def close(self) -> None:
         """Close all connections; nothing can be forwarded afterwards."""
         self._closed = True
-        for session in self._sessions.values():
+        closings = list(self._former.values())
+        for closing in closings:
+            closing.cancel()
+        await asyncio.gather(*closings, return_exceptions=True)
+        for session in (*self._former, *self._sessions.values()):
             await session.close()
+        self._former.clear()
         self._sessions.clear()
+
+    def renew(self) -> None:
+        """An agent has moved: a connection that was kept under its name leads where nobody is, and says so to
+        nobody. Requests from now on make new ones."""
+        for session in self._sessions.values():
+            self._former[session] = asyncio.get_running_loop().create_task(self._close_later(session))
+        self._sessions.clear()
+        for closing in list(self._former.values())[:-FORMER_SESSIONS_MAX]:
+            closing.cancel()
+
+    async def _close_later(self, session: aiohttp.ClientSession) -> None:
+        """When everything that is under way has ended; sooner if cancelled."""
+        limits = self._limits
+        try:
+            await asyncio.sleep((limits.timeout_ms + limits.wait_ms + ANSWER_GRACE_MS) / 1000)
+        finally:
+            if not self._closed:
+                await session.close()
+                del self._former[session]
 
     def _session(self, purpose: str) -> aiohttp.ClientSession:
         if self._closed:

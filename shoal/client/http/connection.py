@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from shoal.client.http.wire import BrokenAnswer, UnknownLength
+from shoal.lookup import Lookup, LookupFailed
 
 A = TypeVar("A")
 C = TypeVar("C", bound="Connection[Any]")
-_Address: TypeAlias = "tuple[Any, ...]"
 
 
 class NotConnected(ConnectionError):
@@ -132,6 +132,7 @@ class Connections(Generic[C]):
         self._connect_timeout_seconds = connect_timeout_seconds
         self._idle_per_agent_max = idle_per_agent_max
         self._make = make
+        self._lookup = Lookup()
         self._idle: dict[str, list[C]] = {}
         self._busy: set[C] = set()
 
@@ -162,11 +163,12 @@ class Connections(Generic[C]):
             raise Unsupported
         error: OSError | None = None
         try:
-            found = await _addresses(loop, parts.hostname or "", parts.port or 80)
-        except OSError as failure:
+            found = await self._lookup.addresses(parts.hostname or "")
+        except LookupFailed as failure:
             raise NotConnected(str(failure)) from failure
-        for family, kind, protocol, _, address in found:
-            attempt = socket.socket(family, kind, protocol)
+        for host in found:
+            address = (host, parts.port or 80)
+            attempt = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
             try:
                 attempt.setblocking(False)
                 attempt.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -181,11 +183,3 @@ class Connections(Generic[C]):
                 raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else ""
         raise NotConnected(reason or f"no connection within {self._connect_timeout_seconds:g} s") from error
-
-
-async def _addresses(loop: asyncio.AbstractEventLoop, host: str, port: int) -> Sequence[_Address]:
-    """The addresses of a host. Raises OSError."""
-    try:
-        return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except RuntimeError:  # at the interpreter's end there are no helping threads, and no other task waits
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -75,6 +75,9 @@ class Answer(NamedTuple):
         return document
 
 
+UNIX = "unix://"
+UNIX_HOST = "http://localhost"
+"""Whom a request by the path of a socket names: an agent takes it for its own host."""
 LOOK_AGAIN_MS = 100
 """Between two looks for the successor of a silent leader: an election is over within a few of them."""
 
@@ -139,6 +142,8 @@ class Cluster:
         self._answered = False
         self._rng = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._session: aiohttp.ClientSession | None = None
+        self._unix_sessions: dict[str, aiohttp.ClientSession] = {}
+        """By URL, of agents on this host that were named by the path of a socket."""
 
     @property
     def is_open(self) -> bool:
@@ -148,8 +153,15 @@ class Cluster:
     async def open(self) -> None:
         assert self._session is None
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.config.connect_timeout_ms / 1_000)
-        connector = aiohttp.TCPConnector(limit=self.config.connections_max)
+        # Without aiohttp's cache: a name that leads elsewhere is followed at the next connection.
+        connector = aiohttp.TCPConnector(limit=self.config.connections_max, use_dns_cache=False)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
+        for url in self.agents.urls:
+            if url.startswith(UNIX):
+                path = aiohttp.UnixConnector(url.removeprefix(UNIX), limit=self.config.connections_max)
+                self._unix_sessions[url] = aiohttp.ClientSession(
+                    connector=path, timeout=timeout, auto_decompress=False
+                )
 
     async def close(self) -> None:
         for look in self._looks.values():
@@ -158,8 +170,10 @@ class Cluster:
         self._bulk.close()
         self._posts.close()
         if self._session is not None:
-            await self._session.close()
+            for session in (self._session, *self._unix_sessions.values()):
+                await session.close()
             self._session = None
+            self._unix_sessions.clear()
 
     async def anywhere(self, call: Call, *, retry: bool = False) -> Answer:
         """Ask agents in turn until one answers. For requests that may be repeated.
@@ -422,9 +436,10 @@ class Cluster:
         return _judged(got.status, got.headers(), got.body)
 
     async def _exchange(self, session: aiohttp.ClientSession, url: str, call: Call) -> Answer:
-        request = session.request(
+        by_path = self._unix_sessions.get(url)
+        request = (by_path or session).request(
             call.method,
-            url + call.path,
+            (url if by_path is None else UNIX_HOST) + call.path,
             params=call.params,
             headers=call.headers,
             data=call.body,

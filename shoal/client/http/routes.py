@@ -301,7 +301,10 @@ def bootstrap_urls(bootstrap: str | Sequence[str] | None, default: str | None = 
         raise ValueError(f"at least one agent's URL is needed, for example {DEFAULT_AGENT}")
     for url in urls:
         scheme, _, rest = url.partition("://")
+        if scheme == "unix" and rest.startswith("/") and rest.strip("/"):
+            continue
         host = rest.partition("/")[0]
         if scheme not in ("http", "https") or not host or host.startswith(":") or set("@?# ") & set(rest):
-            raise ValueError(f"{url!r} is not the URL of an agent, which is like {DEFAULT_AGENT}")
+            like = "unix:///run/shoal/http.sock" if scheme == "unix" else DEFAULT_AGENT
+            raise ValueError(f"{url!r} is not the URL of an agent, which is like {like}")
     return urls
