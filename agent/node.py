@@ -20,6 +20,7 @@ from shoal.addresses import url_at
 from shoal.agent.config import DEFAULT_HTTP_PORT, AgentConfig
 from shoal.agent.directory import Directory
 from shoal.agent.durable.data_directory import host_name
+from shoal.agent.durable.endpoints_file import FILE_NAME as ENDPOINTS_FILE
 from shoal.agent.durable.endpoints_file import remove_endpoints, save_endpoints
 from shoal.agent.durable.gossip_snapshot import save_snapshot
 from shoal.agent.durable.identity import AgentIdentity
@@ -46,13 +47,13 @@ from shoal.agent.members.tags import (
     TAG_URL,
     TAG_VERSION,
     TAG_WEIGHT,
+    check_length,
     is_ours,
 )
 from shoal.agent.peers.frames import NONCE_BYTES
 from shoal.agent.peers.links import LinkConfig, Links
 from shoal.agent.placement.drain import Draining
 from shoal.agent.process.clock import SystemClock
-from shoal.agent.process.errors import StartError
 from shoal.agent.process.event_loop import expects_answers
 from shoal.agent.process.ports import PortChoice, http_socket, is_own_address, listen
 from shoal.agent.process.signals import open_files
@@ -253,6 +254,7 @@ async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
         tags[TAG_HOST] = config.advertised_name
     if node.draining.wanted:
         tags[TAG_DRAINED] = "1"
+    check_length(tags)
 
     def on_event(event: MemberEvent) -> None:
         if is_ours(event.member, node.roster.cluster, node.roster.cluster_id):
@@ -318,9 +320,9 @@ async def _tell_endpoints(node: Node, identity: AgentIdentity, parts: AsyncExitS
     }
     try:
         await save_endpoints(directory.disk, config.data, endpoints)
-    except OSError as error:
-        raise StartError(f"cannot write to {config.data}: {error.strerror or error}") from None
-    parts.callback(remove_endpoints, config.data)
+    except OSError as error:  # a full disk keeps nobody from starting: topics may be deleted then
+        logger.warning("cannot write %s to %s: %s", ENDPOINTS_FILE, config.data, error.strerror or error)
+    parts.push_async_callback(remove_endpoints, directory.disk, config.data)
 
 
 async def _start_meeting(node: Node, membership: Gossip, parts: AsyncExitStack) -> PoolContact:

@@ -35,7 +35,7 @@ class _Unanswered(LookupFailed):
     """The resolver did not say whether the name has addresses."""
 
 
-class Found(NamedTuple):
+class FoundAddresses(NamedTuple):
     """`is_known`: the answer of an earlier lookup, since the resolver does not answer now."""
 
     addresses: tuple[str, ...]
@@ -66,22 +66,22 @@ class Lookup:
         Raises LookupFailed, also when it takes too long."""
         return (await self.find(host)).addresses
 
-    async def find(self, host: str) -> Found:
+    async def find(self, host: str) -> FoundAddresses:
         """The same, with whether the answer is an old one."""
         if is_address(host):
-            return Found((host,))
+            return FoundAddresses((host,))
         try:
             found = await self._ask(host)
         except _Unanswered:
             known = self._remembered.get(host)
             if known is None:
                 raise
-            return Found(known, is_known=True)
+            return FoundAddresses(known, is_known=True)
         self._remembered.pop(host, None)
         if len(self._remembered) >= REMEMBERED_MAX:
             del self._remembered[next(iter(self._remembered))]
         self._remembered[host] = found
-        return Found(found)
+        return FoundAddresses(found)
 
     async def _ask(self, name: str) -> tuple[str, ...]:
         answer = self._under_way.get(name)

@@ -54,6 +54,7 @@ COMMON = frozenset(
 ROOMS = {
     "agent/__main__": "agent/cli",
     "agent/cli": """agent agent/cli/examine agent/cli/records agent/cli/terminal agent/config agent/process
+        agent/settings
         membership/wire segment_store/disk segment_store/errors shoal/__init__ shoal/client shoal/client/http
         shoal/spark""",
     "agent/cli/examine": """agent/cli/records agent/cli/terminal agent/durable agent/partition agent/topics

@@ -6,8 +6,8 @@ it names the process.
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
 import os
 from typing import Any
 
@@ -16,6 +16,8 @@ from shoal.segment_store.disk.disk import Disk
 
 FILE_NAME = "endpoints.json"
 
+logger = logging.getLogger("shoal.agent")
+
 
 async def save_endpoints(disk: Disk, directory: str, endpoints: dict[str, Any]) -> None:
     """Whole or not at all; of no use after a power failure, so it is not synced. Raises OSError."""
@@ -23,7 +25,11 @@ async def save_endpoints(disk: Disk, directory: str, endpoints: dict[str, Any]) 
     await replace_whole(disk, os.path.join(directory, FILE_NAME), text.encode(), sync=False)
 
 
-def remove_endpoints(directory: str) -> None:
-    """This run has ended."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(os.path.join(directory, FILE_NAME))
+async def remove_endpoints(disk: Disk, directory: str) -> None:
+    """This run has ended. Its directory may have been given up meanwhile, and be empty."""
+    path = os.path.join(directory, FILE_NAME)
+    try:
+        if await disk.exists(path):
+            await disk.unlink(path)
+    except OSError as error:
+        logger.warning("cannot remove %s, which tells of a run that has ended: %s", path, error)

@@ -17,8 +17,9 @@ from shoal.agent.process.errors import StartError
 from shoal.agent.process.ports import is_own_address
 from shoal.lookup import Lookup, LookupFailed
 
-START_PATIENCE_S = 30.0
-"""A name of a new pod or container is served some seconds after its start."""
+START_PATIENCE_S = 60.0
+"""A name of a new pod or container is served some seconds after its start, or half a minute: resolvers keep
+the answer that there is no such name."""
 START_RETRY_S = 1.0
 WATCH_INTERVAL_S = 5.0
 AGREEING_LOOKUPS = 2
@@ -61,9 +62,15 @@ async def settle_address(config: AgentConfig, lookup: Lookup) -> str:
         address = choose_address(found, config.bind, is_own_address)
     except Unusable as error:
         raise StartError(f"--advertise {name}: its address {', '.join(found)} {error}") from None
-    others = [one for one in map(plain_address, found) if one != address]
-    if others:
-        logger.info("%s has %d addresses: the pool is told %s", name, len(others) + 1, address)
+    count = len(set(map(plain_address, found)))
+    if count > 1:
+        logger.info("%s has %d addresses: the pool is told %s", name, count, address)
+    if not is_own_address(address):
+        logger.warning(
+            "%s leads to %s, which is not an address of this host: others must reach this agent there",
+            name,
+            address,
+        )
     return address
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from shoal.addresses import host_of, named_url, plain_address
+from shoal.agent.process.errors import StartError
 from shoal.client.http.discovery import TAG_CLUSTER as TAG_CLUSTER
 from shoal.client.http.discovery import TAG_HOST as TAG_HOST
 from shoal.client.http.discovery import TAG_URL as TAG_URL
 from shoal.membership.interface import Member
+from shoal.membership.wire.serf import encode_tags
 
 LIVE = ("alive", "suspect")  # a suspect may still answer; only a failed member is out
 TAG_VERSION = "v"
@@ -42,12 +45,33 @@ TAGS = frozenset(
 )
 
 
+LONGEST: Mapping[str, str] = {
+    TAG_CLUSTER_ID: "f" * 32,
+    TAG_DRAINED: "1",
+    TAG_PLACEMENT: "9" * 24,
+    TAG_CATALOG: "9" * 36,
+    TAG_TOPICS: "1",
+}
+"""Those that change while an agent runs, as long as they may become."""
+
+
 class Peer(NamedTuple):
     """One live member of our cluster name, as gossip shows it. `cluster_id` None: still empty."""
 
     agent_id: str
     cluster_id: bytes | None
     url: str
+
+
+def check_length(tags: Mapping[str, str]) -> None:
+    """Raises StartError for names that leave no room for what an agent has to say later."""
+    try:
+        encode_tags({**tags, **LONGEST})
+    except ValueError as error:
+        raise StartError(
+            f"this agent's names do not fit into what gossip carries ({error}): shorten --advertise, --name,"
+            " --cluster or --failure-domain"
+        ) from None
 
 
 def is_shoal(member: Member) -> bool:

@@ -108,8 +108,8 @@ class Dialler:
         return self._newcomers if first else self._strangers
 
     async def _places(self, peer: LinkedPeer, address: str) -> list[tuple[str, int]]:
-        """Where to look for it, the likeliest first. The name is looked up anew each time; where it leads
-        elsewhere than gossip says, the agent may have moved, and where it leads nowhere gossip may know."""
+        """Where to look for it, the likeliest first. The name is looked up anew each time. Gossip has pinged those
+        that it lists as alive; of the others the name may know more. Where one is wrong the other is tried."""
         parts = urlsplit(peer.url)
         assert parts.hostname is not None
         assert parts.port is not None
@@ -119,7 +119,8 @@ class Dialler:
                 found = tuple(map(plain_address, await self.lookup.addresses(parts.hostname)))
             except LookupFailed as error:
                 peer.complain(f"{error}; trying {address}, where gossip sees it")
-        places = [address, *found] if address in found or not found else [*found, address]
+        known_alive = address in found or peer.lives.is_set()
+        places = [address, *found] if known_alive else [*found, address]
         return [(place, parts.port) for place in dict.fromkeys(places)]
 
     async def _connect(self, connection: PeerConnection, places: Sequence[tuple[str, int]]) -> None:

@@ -6,6 +6,7 @@ touches a record. Answers are not trusted to be complete or in order.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -191,14 +192,13 @@ class RangeReader:
 def is_local(host: str) -> bool:
     """Whether the host is this machine: only then can a socket be bound to its address."""
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
-        ):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.bind(address)
-                return True
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError:
         return False
+    for family, kind, protocol, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+            return True
     return False
 
 

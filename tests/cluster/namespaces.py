@@ -118,7 +118,7 @@ class Agents:
 
     def __init__(self, network: Network, directory: pathlib.Path) -> None:
         self.network = network
-        self._directory = directory
+        self.directory = directory
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def url(self, host: int) -> str:
@@ -136,9 +136,9 @@ class Agents:
                 "-m",
                 "shoal.agent",
             ]
-            command += ["agent", "--data", str(self._directory / str(host)), "--cluster", cluster]
+            command += ["agent", "--data", str(self.directory / str(host)), "--cluster", cluster]
             command += ["--name", f"host{host}", "--expect", str(count), *self.places(host)]
-            with (self._directory / f"{host}.log").open("wb") as log:
+            with (self.directory / f"{host}.log").open("wb") as log:
                 process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ.copy())
             self._processes.append(process)
 
@@ -167,7 +167,7 @@ class Agents:
 
     def logs(self) -> str:
         """The last lines of everybody, for a failing test."""
-        files = sorted(self._directory.glob("*.log"))
+        files = sorted(self.directory.glob("*.log"))
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-2000:]}" for path in files)
 
 
@@ -199,6 +199,8 @@ class NamedAgents(Agents):
         super().stop()
         for host in self._addresses:
             shutil.rmtree(self._hosts_file(host).parent, ignore_errors=True)
+        with contextlib.suppress(OSError):  # others may have theirs there
+            pathlib.Path("/etc/netns").rmdir()
 
     def move(self, host: int, number: int) -> None:
         """The host gets another address and loses the one it had; all names are told."""

@@ -11,7 +11,7 @@ import pytest
 
 from shoal import lookup as module
 from shoal.addresses import HOST_NAME_CHARACTERS_MAX, is_host_name, named_url, plain_origin, url_at
-from shoal.lookup import Found, Lookup, LookupFailed
+from shoal.lookup import FoundAddresses, Lookup, LookupFailed
 
 
 class Resolver:
@@ -38,7 +38,7 @@ async def test_each_lookup_asks_anew_and_an_address_asks_nobody() -> None:
     lookup = Lookup(resolver)
     assert await lookup.addresses("a") == ("10.0.0.1", "10.0.0.2")
     resolver.answers["a"] = ["10.0.0.9"]
-    assert await lookup.find("a") == Found(("10.0.0.9",))
+    assert await lookup.find("a") == FoundAddresses(("10.0.0.9",))
     for address in ("127.0.0.1", "::1", "fe80::1%lo"):
         assert await lookup.addresses(address) == (address,)
     assert resolver.asked == ["a", "a"]
@@ -64,7 +64,7 @@ async def test_a_resolver_that_hangs_holds_up_nobody() -> None:
     try:
         turns = asyncio.ensure_future(_turns())
         found = await asyncio.gather(lookup.find("a"), lookup.find("a"))
-        assert found == [Found(("10.0.0.1",), is_known=True)] * 2
+        assert found == [FoundAddresses(("10.0.0.1",), is_known=True)] * 2
         with pytest.raises(LookupFailed, match="the name b could not be looked up: no answer"):
             await lookup.addresses("b")
         assert resolver.asked == ["a", "a", "b"]
@@ -78,7 +78,7 @@ async def test_a_resolver_that_hangs_holds_up_nobody() -> None:
     resolver.answers["a"] = ["10.0.0.2"]
     assert await lookup.addresses("a") == ("10.0.0.2",)
     resolver.answers["a"] = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-    assert await lookup.find("a") == Found(("10.0.0.2",), is_known=True)
+    assert await lookup.find("a") == FoundAddresses(("10.0.0.2",), is_known=True)
     del resolver.answers["a"]
     with pytest.raises(LookupFailed, match="not known"):
         await lookup.addresses("a")

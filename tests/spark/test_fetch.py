@@ -332,6 +332,8 @@ def test_a_replica_beside_the_reader_is_read(cluster: Cluster, monkeypatch: pyte
     assert values(read(task)) == expected(1, 0, 30)
     assert [agent for agent, _, _ in cluster.reads] == [0, 0, 1]
     assert is_local("127.0.0.1")
+    assert is_local("localhost")
+    assert not is_local("no-such-host.invalid")
     assert not is_local("192.0.2.1")
 
 

@@ -134,7 +134,7 @@ class Forwarder:
         finally:
             if not self._closed:
                 await session.close()
-                del self._former[session]
+                self._former.pop(session, None)
 
     def _session(self, purpose: str) -> aiohttp.ClientSession:
         if self._closed:

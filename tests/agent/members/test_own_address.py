@@ -10,6 +10,15 @@ import pytest
 from shoal.agent.config import AgentConfig
 from shoal.agent.members import own_address
 from shoal.agent.members.own_address import NameWatch, Unusable, choose_address, settle_address
+from shoal.agent.members.tags import (
+    TAG_BOOT_NONCE,
+    TAG_CLUSTER,
+    TAG_DOMAIN,
+    TAG_HOST,
+    TAG_NAME,
+    TAG_URL,
+    check_length,
+)
 from shoal.agent.process.errors import StartError
 from shoal.lookup import Lookup
 
@@ -72,6 +81,7 @@ async def test_a_start_waits_for_a_name_and_then_names_it(
     assert [record.message.split(":")[0] for record in caplog.records] == [
         "waiting",
         "a.example has 2 addresses",
+        f"a.example leads to {OWN}, which is not an address of this host",
     ]
     monkeypatch.setattr(own_address, "START_PATIENCE_S", 0.0)
     with pytest.raises(StartError, match=r"--advertise a.example: the name a.example has no address"):
@@ -142,3 +152,11 @@ async def test_where_a_serf_agent_tells_the_address_it_is_only_said(caplog: pyte
     ]
     bound = Moves(OWN, bind=OWN)
     assert await bound.look("127.0.1.1", times=3) == []
+
+
+def test_names_that_leave_no_room_in_gossip_keep_the_agent_from_starting() -> None:
+    """What an agent says later has to fit, too: 512 bytes hold all of it."""
+    long = {TAG_NAME: "n" * 64, TAG_CLUSTER: "c" * 64, TAG_DOMAIN: "d" * 64, TAG_URL: f"http://{OWN}:7070"}
+    check_length(long | {TAG_HOST: "shoal-0.shoal-agents.default.svc.cluster.local"})
+    with pytest.raises(StartError, match=r"the limit is 512\): shorten --advertise, --name, --cluster or"):
+        check_length(long | {TAG_HOST: "h" * 60 + "." + "h" * 60, TAG_BOOT_NONCE: "b" * 32})

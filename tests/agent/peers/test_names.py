@@ -32,23 +32,26 @@ class Names:
 
 
 @pytest.mark.parametrize(
-    ("answer", "address", "places"),
+    ("answer", "is_alive", "places"),
     [
-        (["10.0.0.1"], "10.0.0.1", ["10.0.0.1"]),
-        (["10.0.0.2", "10.0.0.1"], "10.0.0.1", ["10.0.0.1", "10.0.0.2"]),
-        (["10.0.0.9"], "10.0.0.1", ["10.0.0.9", "10.0.0.1"]),
-        ([], "10.0.0.1", ["10.0.0.1"]),
-        (["::ffff:10.0.0.1"], "10.0.0.1", ["10.0.0.1"]),
+        (["10.0.0.1"], False, ["10.0.0.1"]),
+        (["10.0.0.2", "10.0.0.1"], False, ["10.0.0.1", "10.0.0.2"]),
+        (["10.0.0.9"], False, ["10.0.0.9", "10.0.0.1"]),
+        (["10.0.0.9"], True, ["10.0.0.1", "10.0.0.9"]),
+        ([], False, ["10.0.0.1"]),
+        (["::ffff:10.0.0.1"], False, ["10.0.0.1"]),
     ],
 )
 async def test_where_an_agent_behind_a_name_is_looked_for(
-    answer: list[str], address: str, places: list[str]
+    answer: list[str], is_alive: bool, places: list[str]
 ) -> None:
-    """At gossip's address first if the name leads there; else where the name leads, which may be news."""
+    """Where gossip sees it alive, or the name agrees, at gossip's address first; else where the name leads."""
     node = Node("a")
     node.links.dialler.lookup = Lookup(Names(*answer))
-    peer = LinkedPeer("b", 0, f"http://{NAME}:7070", address)
-    found = await node.links.dialler._places(peer, address)
+    peer = LinkedPeer("b", 0, f"http://{NAME}:7070", "10.0.0.1")
+    if is_alive:
+        peer.lives.set()
+    found = await node.links.dialler._places(peer, "10.0.0.1")
     assert found == [(place, 7070) for place in places]
 
 

@@ -152,6 +152,8 @@ class Sockets:
     IPPROTO_TCP = socket.IPPROTO_TCP
     TCP_NODELAY = socket.TCP_NODELAY
     SOCK_STREAM = socket.SOCK_STREAM
+    AF_INET = socket.AF_INET
+    AF_INET6 = socket.AF_INET6
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop

@@ -11,11 +11,14 @@ from contextlib import suppress
 import pyarrow as pa
 import pytest
 from aiohttp import web
-from http_fixtures import ARROW, NDJSON, Agent, Answer, arrow_batch, arrow_stream, two_agents
+from http_fixtures import ARROW, NDJSON, Agent, Answer, arrow_batch, arrow_stream, one_agent, two_agents
 from listening import serving
 
+from shoal.agent.http.admission.limits import HttpLimits
+from shoal.agent.http.core.forward import FORMER_SESSIONS_MAX, Forwarder
 from shoal.agent.interface import Leader
 from shoal.errors import ShoalError
+from shoal.lookup import Lookup
 
 Pair = tuple[Agent, Agent]
 PARTITION = "/v1/topics/t/partitions/0/records"
@@ -492,3 +495,58 @@ async def test_a_large_answer_cut_off_on_the_way(pair: Pair) -> None:
     head, _, body = answer.partition(b"\r\n\r\n")
     assert len(body) < 100
     assert b"Content-Length: 100" in head or not answer
+
+
+async def test_after_a_move_new_connections_are_made_and_old_ones_are_bounded(pair: Pair) -> None:
+    """What is under way ends as it can; of many moves in a row the oldest connections are cut off."""
+    first, second = pair
+    forwarder = first.runner.context.forwarder
+    assert (await first.post(PARTITION, b"before")).status == 200
+    (former,) = forwarder._sessions.values()
+    forwarder.renew()
+    assert not forwarder._sessions
+    assert not former.closed
+    assert (await first.post(PARTITION, b"after")).status == 200
+    assert former not in forwarder._sessions.values()
+    for number in range(FORMER_SESSIONS_MAX + 3):
+        forwarder.renew()
+        assert (await first.post(PARTITION, str(number).encode())).status == 200
+    async with asyncio.timeout(60):
+        while len(forwarder._former) > FORMER_SESSIONS_MAX or not former.closed:
+            await asyncio.sleep(0.005)
+    assert second.broker.cluster.values("t")[:2] == [b"before", b"after"]
+    kept = list(forwarder._former)
+    await forwarder.close()
+    assert all(session.closed for session in kept)
+    assert not forwarder._former
+
+
+async def test_a_leader_whose_name_has_no_address_is_named() -> None:
+    """Nothing has happened, and the answer says why."""
+    forwarder = Forwarder("me", HttpLimits(), Lookup(lambda _: []))
+    with pytest.raises(ShoalError, match=r"the name no\.example has no address") as failed:
+        await forwarder.exchange("http://no.example:7070", "POST", "/v1/topics/t/records", timeout_ms=1_000)
+    assert (failed.value.code, failed.value.definite) == ("no-leader", True)
+    await forwarder.close()
+
+
+async def test_each_forward_looks_the_name_up_for_its_own_connection() -> None:
+    """Not for a kept one; and a name that leads elsewhere is followed at once."""
+    asked: list[str] = []
+
+    def resolve(name: str) -> list[str]:
+        asked.append(name)
+        return ["127.0.0.1"]
+
+    async with one_agent() as agent:
+        forwarder = Forwarder("me", HttpLimits(), Lookup(resolve))
+        url = f"http://localhost.example:{agent.port}"
+        for _ in range(2):
+            with pytest.raises(ShoalError, match="none of this agent's names"):
+                await forwarder.exchange(url, "GET", "/v1/topics", timeout_ms=20_000)
+        assert asked == ["localhost.example"]
+        forwarder.renew()
+        with pytest.raises(ShoalError, match="none of this agent's names"):
+            await forwarder.exchange(url, "GET", "/v1/topics", timeout_ms=20_000)
+        assert asked == ["localhost.example"] * 2
+        await forwarder.close()
