@@ -104,14 +104,15 @@ class Lookup:
         def look() -> None:
             try:
                 found = tuple(self._resolve(name))[:ADDRESSES_MAX]
-            except (OSError, UnicodeError) as error:
+            except (OSError, ValueError) as error:  # a text that is no name at all, too
                 is_temporary = isinstance(error, socket.gaierror) and error.errno in _TEMPORARY
                 kind = _Unanswered if is_temporary else LookupFailed
                 reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
                 outcome: Any = kind(f"the name {name} has no address: {reason}")
             else:
                 outcome = found or LookupFailed(f"the name {name} has no address")
-            self._under_way.pop(name, None)
+            finally:
+                self._under_way.pop(name, None)
             if isinstance(outcome, Exception):
                 answer.set_exception(outcome)
             else:
