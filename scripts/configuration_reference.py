@@ -195,8 +195,8 @@ AGENT = """\
 A flag overrides a `SHOAL_` variable, a variable overrides the file, the file overrides the default.
 The file is TOML, named by `--config FILE` or `SHOAL_CONFIG`. Its keys are the names below, with `_` or `-`,
 at the top or under `[agent]`. A time is a number with a unit: {units}.
-`shoal config show`, with the flags and the file of an agent, shows each value and where it comes from. `GET /v1/agent` shows
-the values in force. Neither shows keys.
+`shoal config show`, with the flags and the file of an agent, shows each value and where it comes from.
+`GET /v1/agent` shows the values in force. Neither shows keys.
 
 The column *takes effect* says when a changed value counts:
 

@@ -54,9 +54,8 @@ COMMON = frozenset(
 ROOMS = {
     "agent/__main__": "agent/cli",
     "agent/cli": """agent agent/cli/examine agent/cli/records agent/cli/terminal agent/config agent/process
-        agent/settings
-        membership/wire segment_store/disk segment_store/errors shoal/__init__ shoal/client shoal/client/http
-        shoal/spark""",
+        agent/settings membership/wire segment_store/disk segment_store/errors shoal/__init__ shoal/client
+        shoal/client/http shoal/spark""",
     "agent/cli/examine": """agent/cli/records agent/cli/terminal agent/durable agent/partition agent/topics
         segment_store/check segment_store/disk segment_store/errors segment_store/format shoal/spark""",
     "agent/cli/records": """agent/cli/terminal segment_store/check shoal/client shoal/client/consume

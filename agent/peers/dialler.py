@@ -108,8 +108,8 @@ class Dialler:
         return self._newcomers if first else self._strangers
 
     async def _places(self, peer: LinkedPeer, address: str) -> list[tuple[str, int]]:
-        """Where to look for it, the likeliest first. The name is looked up anew each time. Gossip has pinged those
-        that it lists as alive; of the others the name may know more. Where one is wrong the other is tried."""
+        """Where to look for it, the likeliest first. The name is looked up anew each time. Gossip has pinged
+        those that it lists as alive; of the others the name may know more. The other one is tried, too."""
         parts = urlsplit(peer.url)
         assert parts.hostname is not None
         assert parts.port is not None

@@ -429,8 +429,8 @@ class SwimCore:
         self._note(ChangeKind.UPDATE, local)
 
     def move(self, endpoint: Endpoint) -> None:
-        """This node is reached elsewhere from now on. A name moves only once it has left: it leaves its former
-        address first, and claims the new one when that was told."""
+        """This node is reached elsewhere from now on. A name moves only once it has left: it leaves its
+        former address first, and claims the new one when that was told."""
         local = self.table.local
         if endpoint == local.endpoint or self.leaving:
             return

@@ -45,7 +45,7 @@ class Names:
 async def test_where_an_agent_behind_a_name_is_looked_for(
     answer: list[str], is_alive: bool, places: list[str]
 ) -> None:
-    """Where gossip sees it alive, or the name agrees, at gossip's address first; else where the name leads."""
+    """Where gossip sees it alive or the name agrees, at gossip's address first; else where the name leads."""
     node = Node("a")
     node.links.dialler.lookup = Lookup(Names(*answer))
     peer = LinkedPeer("b", 0, f"http://{NAME}:7070", "10.0.0.1")
