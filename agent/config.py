@@ -70,7 +70,7 @@ EVENT_LOOPS = ("direct", "asyncio")
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """Who may speak HTTP to the agent, and where beside its port."""
+    """A place for HTTP beside the port, and the hosts and web pages that may speak it."""
 
     http_socket: str | None = None
     allowed_hosts: tuple[str, ...] = ()

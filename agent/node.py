@@ -299,7 +299,7 @@ async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
 
 
 def _mover(node: Node) -> Callable[[str], bool]:
-    """What to do when this agent's name leads to another address."""
+    """Tells pool and links where this agent's name leads now."""
 
     def move(address: str) -> bool:
         if not node.roster.move(address, url_at(address, node.identity.http_port)):

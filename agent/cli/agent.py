@@ -103,7 +103,7 @@ def agent(
 
 
 def read_file(path: str | None) -> dict[str, Any]:
-    """What the configuration file says; nothing where there is none. Raises CliError."""
+    """The settings of the configuration file; nothing where there is none. Raises CliError."""
     path = path or os.environ.get("SHOAL_CONFIG")
     if not path:
         return {}
@@ -117,7 +117,7 @@ def read_file(path: str | None) -> dict[str, Any]:
 
 
 def configuration(flags: dict[str, Any], environment: dict[str, str], file: dict[str, Any]) -> AgentConfig:
-    """What flags, variables and file come to. Raises UsageError."""
+    """Flags, variables and file merged. Raises UsageError."""
     from shoal.agent.config import AgentConfig, ConfigError
 
     try:

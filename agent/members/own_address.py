@@ -1,7 +1,7 @@
 """Where this agent is if it is known by a name: gossip's packets carry addresses, so the name is looked up.
 
 Law of this file: what a lookup of the own name means. At the start an address is chosen, or the agent does
-not start; later the pool is told of another one once the name leads there and this host has it.
+not start. Later the pool is told of another address once the name leads there and this host has it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Unusable(Exception):
 
 
 def choose_address(found: Sequence[str], bind: str, is_own: Callable[[str], bool]) -> str:
-    """The address that the pool is told: one that the agent listens on and that is this host's, if there is
-    one; else the first, which a translation of addresses may lead here. Raises Unusable."""
+    """The address that the pool is told. One that the agent listens on and that is this host's comes first;
+    else it is the first, which a translation of addresses may lead here. Raises Unusable."""
     addresses = [plain_address(one) for one in found]
     # Hosts often have their own name at 127.0.1.1.
     is_meant = bind in addresses or (not is_loopback(bind) and all(map(is_loopback, addresses)))

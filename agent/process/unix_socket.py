@@ -73,7 +73,7 @@ def _alone_in(directory: str) -> Iterator[None]:
 
 
 def _remove_stale(path: str) -> None:
-    """What a process that was killed left. Raises OSError, PortError."""
+    """The socket file of a process that was killed. Raises OSError, PortError."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
