@@ -91,8 +91,8 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """A port of None means the default, or the next free one above it. Ports of 0 let the kernel choose
-    (tests). Durations are milliseconds."""
+    """A port of None means the default, or the next free one above it. Ports of 0 let the kernel choose.
+    Durations are milliseconds."""
 
     data: str
     bind: str = "127.0.0.1"
@@ -330,8 +330,8 @@ class AgentConfig:
             self,
             cores=1,
             data=f"{self.data}/core-{core}",
-            http_port=None if self.http_port is None else self.http_port + core,
-            gossip_port=None if self.gossip_port is None else self.gossip_port + core,
+            http_port=_port_of(self.http_port, core),
+            gossip_port=_port_of(self.gossip_port, core),
             name=None if self.name is None else f"{self.name}-{core}",
             http=self.http if path is None else replace(self.http, http_socket=f"{path}.{core}"),
         )
@@ -365,6 +365,11 @@ def all_given(
         *in_environment(environment, SETTINGS),
         *in_flags(flags, SETTINGS),
     )
+
+
+def _port_of(port: int | None, core: int) -> int | None:
+    """None and 0 leave the choice to a start."""
+    return port + core if port else port
 
 
 def _ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

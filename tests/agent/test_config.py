@@ -152,6 +152,8 @@ def test_cores_become_agents_of_one_failure_domain() -> None:
     assert (first.data, second.data) == ("d/core-0", "d/core-1")
     assert (second.http_port, second.gossip_port, second.name) == (9001, 9101, "n-1")
     assert first.failure_domain == second.failure_domain == "rack"
+    free = AgentConfig(data="d", cores=2, http_port=0, gossip_port=0).for_core(1)
+    assert (free.http_port, free.gossip_port) == (0, 0)
 
 
 def test_mdns_is_for_loopback_and_named_clusters() -> None:

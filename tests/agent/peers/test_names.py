@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from waiting import until
 
 from shoal.agent.peers.frames import LinkKind
 from shoal.agent.peers.linked_peer import LinkedPeer
 from shoal.lookup import Lookup
-from tests.agent.link_nodes import Node, agent_id, connected, nodes, until
+from tests.agent.link_nodes import Node, agent_id, connected, nodes
 
 NAME = "shoal-1.example"
 HERE = "127.0.0.1"
