@@ -33,8 +33,8 @@ class Unusable(Exception):
 
 
 def choose_address(found: Sequence[str], bind: str, is_own: Callable[[str], bool]) -> str:
-    """The address that the pool is told. One that the agent listens on and that is this host's comes first;
-    else it is the first, which a translation of addresses may lead here. Raises Unusable."""
+    """The address that the pool is told: one that the agent listens on and that this host has. If there is
+    none, it is the first, which a translation of addresses may lead here. Raises Unusable."""
     addresses = [plain_address(one) for one in found]
     # Hosts often have their own name at 127.0.1.1.
     is_meant = bind in addresses or (not is_loopback(bind) and all(map(is_loopback, addresses)))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.addresses import HOST_NAME_CHARACTERS_MAX
 from shoal.agent import levels
 from shoal.agent.config import MAX_NAME_CHARACTERS
 from shoal.agent.levels import (
@@ -27,10 +28,11 @@ from shoal.agent.levels import (
     range_from_text,
     refusal,
 )
-from shoal.agent.members.tags import TAGS
+from shoal.agent.members.tags import TAG_HOST, TAGS, check_length
 from shoal.agent.partition.state import log_state
 from shoal.agent.peers.frames import FrameType
 from shoal.agent.peers.messages import PeerMessage
+from shoal.agent.process.errors import StartError
 from shoal.agent.topics.catalog import (
     BeginEpoch,
     Births,
@@ -116,7 +118,8 @@ def test_nothing_stands_above_the_first_level_without_a_guard() -> None:
 
 
 def test_the_tags_of_an_agent_with_the_longest_names_fit() -> None:
-    """Beside the levels, in 512 bytes: an upgrade must not keep a host from starting."""
+    """Beside the levels, in 512 bytes: an upgrade must not keep a host from starting. A DNS name is new; one
+    that does not fit is refused."""
     longest = "n" * MAX_NAME_CHARACTERS
     values = {
         "v": "100.100.100", "name": longest, "cl": longest, "cid": "c" * 32, "fd": longest, "w": "10000",
@@ -124,8 +127,11 @@ def test_the_tags_of_an_agent_with_the_longest_names_fit() -> None:
         "pv": f"99.{2**53}", "cv": f"{2**53:x}.{2**53}", "nt": "1",
         "lv": f"{levels.MAX_LEVEL}-{levels.MAX_LEVEL}{HOLD}",
     }  # fmt: skip
-    assert set(values) == TAGS
+    assert set(values) | {TAG_HOST} == TAGS
     assert len(encode_tags(values)) <= 512
+    check_length({**values, TAG_HOST: "h" * 16})
+    with pytest.raises(StartError, match="shorten --advertise, --name"):
+        check_length({**values, TAG_HOST: "h" * HOST_NAME_CHARACTERS_MAX})
 
 
 def test_levels_are_counted_from_one_without_a_gap_and_each_line_says_something() -> None:
