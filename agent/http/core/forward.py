@@ -286,6 +286,8 @@ async def _read_bounded(response: aiohttp.ClientResponse, bytes_max: int = REPLY
 def broken(error: Exception, url: str, method: str) -> ShoalError:
     """The client's error for a failed exchange."""
     definite = True if method in UNCHANGING_METHODS else None
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return ShoalError("no-leader", f"{url} cannot be reached: {error.os_error}")
     if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
         return ShoalError("no-leader", f"{url} cannot be reached: {error}")
     if isinstance(error, TimeoutError):
