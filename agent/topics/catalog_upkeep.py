@@ -195,22 +195,22 @@ class LevelUpkeep:
         understood = self._understood(state.level)
         common = common_level(understood.values())
         self._is_new &= common is not None and common > state.level  # else a former version is there
-        target = self._timer.look(
+        higher = self._timer.look(
             self._now_ms(),
             state.level,
             understood.values(),
             held=not understood.keys().isdisjoint(self._roster.holds_level()),
             is_new=self._is_new,
         )
-        if target is None:
+        if higher is None:
             return
         try:
-            applied = await service.propose(RaiseLevel(target), CONFIRM_TIMEOUT_MS)
+            applied = await service.propose(RaiseLevel(higher), CONFIRM_TIMEOUT_MS)
         except ShoalError as error:
-            seldom.info("cannot raise the cluster's level to %d yet: %s", target, error)
+            seldom.info("cannot raise the cluster's level to %d yet: %s", higher, error)
             return
         if applied.outcome == "done":
-            logger.info("the cluster is at level %d: every member understands it", target)
+            logger.info("the cluster is at level %d: every member understands it", higher)
 
     def _understood(self, level: Level) -> Mapping[str, LevelRange]:
         """By everybody whose level counts. Claims are read only where the members would allow a raise."""
