@@ -177,6 +177,7 @@ class NamedAgents(Agents):
     def __init__(self, network: Network, directory: pathlib.Path) -> None:
         super().__init__(network, directory)
         self._addresses: dict[int, str] = {}
+        self._others: dict[int, str] = {}
 
     def url(self, host: int) -> str:
         return f"http://{self._addresses[host]}:7070"
@@ -211,12 +212,18 @@ class NamedAgents(Agents):
         self._addresses[host] = address
         self._tell_names()
 
+    def add_address(self, host: int, number: int) -> None:
+        """The host's name leads to that address too, first of all. Nobody has it."""
+        self._others[host] = self.network.address(number)
+        self._tell_names()
+
     def _hosts_file(self, host: int) -> pathlib.Path:
         """`ip netns exec` puts it in the place of /etc/hosts."""
         return pathlib.Path("/etc/netns") / self.network.namespace(host) / "hosts"
 
     def _tell_names(self) -> None:
-        lines = [f"{address} {self.name(host)}\n" for host, address in self._addresses.items()]
+        told = (self._others, self._addresses)
+        lines = [f"{address} {self.name(host)}\n" for some in told for host, address in some.items()]
         for host in self._addresses:
             self._hosts_file(host).write_text("127.0.0.1 localhost\n" + "".join(lines))
 

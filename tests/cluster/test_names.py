@@ -49,6 +49,18 @@ def append(agents: NamedAgents, host: int, value: str) -> bool:
         return bool(answer.status == 200)
 
 
+def shoal_in(agents: NamedAgents, host: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command in that host's namespace."""
+    shoal = str(pathlib.Path(sys.executable).parent / "shoal")
+    return subprocess.run(
+        ["ip", "netns", "exec", agents.network.namespace(host), shoal, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
 if not REASON:
 
     def test_agents_meet_and_serve_by_names(agents: NamedAgents) -> None:
@@ -59,17 +71,20 @@ if not REASON:
             assert {member["url"] for member in listed} == urls
             assert append(agents, host, f"from {host}")
         assert set(leaders(agents.url(1), "t").values()) <= urls
-        shoal = pathlib.Path(sys.executable).parent / "shoal"
-        command = [shoal, "consume", "t", "--from", "earliest", "--agent", f"http://{agents.name(3)}:7070"]
-        done = subprocess.run(
-            ["ip", "netns", "exec", agents.network.namespace(2), *command],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        url = f"http://{agents.name(3)}:7070"
+        done = shoal_in(agents, 2, "consume", "t", "--from", "earliest", "--agent", url)
         assert done.returncode == 0, done.stderr
         assert sorted(done.stdout.split("\n")[:-1]) == ["from 1", "from 2", "from 3"]
+
+    def test_a_name_with_an_address_that_nobody_has(agents: NamedAgents) -> None:
+        """Clients try the other one; the agent itself and its links stay as they are."""
+        agents.add_address(2, 200)
+        done = shoal_in(agents, 3, "topic", "list", "--agent", f"http://{agents.name(2)}:7070")
+        assert done.returncode == 0, done.stderr
+        for host in range(1, HOSTS + 1):
+            assert append(agents, host, f"beside, {host}")
+            assert agents.view(host) == ALIVE
+        assert agents.ended() == []
 
     def test_a_name_that_moves_is_followed(agents: NamedAgents) -> None:
         """An agent's host gets another address while it runs: the others find it there by its name, without a
