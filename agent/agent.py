@@ -24,6 +24,7 @@ from shoal.agent.levels import SUPPORTED, LevelRange
 from shoal.agent.log_lines.names import Names
 from shoal.agent.node import Node, Pool, enter_pool, start_node
 from shoal.agent.process.errors import StartError
+from shoal.agent.process.loop_lag import watch_loop_lag
 from shoal.agent.process.ports import PortError
 from shoal.agent.process.signals import allow_open_files, asked_by_signals, report
 from shoal.agent.process.supervisor import run_cores
@@ -180,6 +181,7 @@ class Agent:
                 tasks.create_task(pool.contact.run(), name="contact"),
                 tasks.create_task(node.twins.run(), name="twins"),
                 tasks.create_task(pool.name_watch.run(), name="own name"),
+                tasks.create_task(watch_loop_lag(node.measures.loop_lag.observe), name="loop lag"),
             ]
             record = await find_cluster(node, pool, lambda reason: self._say_waiting(node, reason))
             cluster = self.cluster = await make_cluster(node, parts, record)

@@ -231,7 +231,7 @@ async def _make_host(
         links=node.links,
         clock=node.clock,
         rng=node.rng,
-        config=HostConfig(raft_config, power_held=directory.power_held),
+        config=HostConfig(raft_config, power_held=directory.power_held, measures=node.measures),
         on_change=on_change,
     )
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from shoal.agent.events.feed import EventFeed
 from shoal.agent.fetch import Admit, Fetch, FetchRequest, Lent, Offsets, Pieces
+from shoal.agent.metrics.exposition import Reading
 from shoal.agent.submission import Acks, Answer, Appended, Submission
 from shoal.format.batch import Offset
 from shoal.format.hash_ranges import HashRange
@@ -146,7 +147,7 @@ class Documents(Protocol):
     async def routes(self, topic: str | None, after_version: str | None, wait_ms: int) -> Document: ...
     def agent_document(self) -> Json: ...
     def readiness(self) -> tuple[bool, Mapping[str, str]]: ...
-    def metrics(self) -> bytes: ...
+    async def metrics(self, *, partitions: bool) -> Reading: ...
 
 
 class Broker(Records, Leaders, Topics, Levels, Members, Peers, Documents, Protocol):

@@ -50,6 +50,7 @@ from shoal.agent.members.tags import (
     check_length,
     is_ours,
 )
+from shoal.agent.metrics.measures import Measures
 from shoal.agent.peers.frames import NONCE_BYTES
 from shoal.agent.peers.links import LinkConfig, Links
 from shoal.agent.placement.drain import Draining
@@ -100,6 +101,11 @@ class Node:
     def agent_id(self) -> str:
         return self.identity.agent_id
 
+    @property
+    def measures(self) -> Measures:
+        """The numbers that this agent keeps."""
+        return self.broker.facts.measures
+
 
 @dataclass(frozen=True, slots=True)
 class Pool:
@@ -138,15 +144,18 @@ async def start_node(
     parts.callback(roster.stop)
     draining = Draining(directory.disk, config.data, roster)
     await draining.load()
+    measures = Measures()
+    directory.disk.on_synced = measures.sync.observe
+    event_sources = EventSources(events, roster, watch, clock.now_ms)
     broker = Broker(
-        AgentFacts(config, identity.agent_id, identity.name, url, __version__, directory.disk.kind),
+        AgentFacts(config, identity.agent_id, identity.name, url, __version__, directory.disk.kind, measures),
         roster=roster,
         links=links,
         watch=watch,
         clock=clock,
         request_stop=request_stop,
         draining=draining,
-        events=events,
+        event_sources=event_sources,
     )
     life = Life(identity.agent_id, boot_nonce.hex(), broker.started_at)
     twins = DuplicateIdentityWatch(life, config.data)
@@ -163,7 +172,7 @@ async def start_node(
         clock=clock,
         rng=rng,
         watch=watch,
-        event_sources=EventSources(events, roster, watch, clock.now_ms),
+        event_sources=event_sources,
         links=links,
         roster=roster,
         draining=draining,

@@ -43,6 +43,7 @@ COMMON = frozenset(
     (
         "agent/levels",
         "agent/log_lines",
+        "agent/metrics",
         "shoal/errors",
         "shoal/format",
         "shoal/addresses",
@@ -112,6 +113,7 @@ ROOMS = {
     "agent/events": "agent/process",
     "agent/process": "agent/config segment_store/errors",
     "agent/log_lines": "",
+    "agent/metrics": "",
     "agent/config": "agent/settings",
     "agent/settings": "",
     "shoal/__init__": "shoal/client shoal/client/consume shoal/client/http shoal/client/produce",

@@ -35,7 +35,6 @@ OWNERS = {
     "cryptography": {"membership/wire/sealing.py"},
     "typer": {"agent/cli/"},
     "rich": {"agent/cli/"},
-    "prometheus_client": {"agent/service/metrics.py"},
     "aiohttp": {
         "agent/http/",
         "agent/peers/links.py",
@@ -84,6 +83,7 @@ PURE = (
     "agent/settings.py",
     "agent/log_lines/cluster_news.py",
     "agent/log_lines/names.py",
+    "agent/metrics/*.py",
     "agent/service/documents.py",
     "agent/http/fetch/merge.py",
     "agent/http/api/patterns.py",

@@ -35,21 +35,26 @@ class FreeSpace:
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
         self._directory = directory
-        self._is_short = False
+        self.is_short = False
+        """Clients' appends are refused."""
         self.size_bytes = 2**63
+        self.total_bytes: int | None = None
+        """Of the file system; None before the first look."""
+        self.refused = 0
+        """Appends, trims, new topics and leaders' entries."""
 
     async def look(self) -> None:
         try:
-            self.size_bytes, _ = await self._disk.free_bytes(self._directory)
+            self.size_bytes, self.total_bytes = await self._disk.free_bytes(self._directory)
         except OSError as error:
             seldom.warning("cannot read how much disk is free in %s: %s", self._directory, error)
         self._tell()
 
     def _tell(self) -> None:
         is_short = self.size_bytes < MIN_FREE_BYTES
-        if is_short == self._is_short:
+        if is_short == self.is_short:
             return
-        self._is_short = is_short
+        self.is_short = is_short
         if is_short:
             logger.warning(
                 "disk full: %d bytes are free in %s, and appends are refused below %d: delete a topic, trim a"
@@ -61,6 +66,7 @@ class FreeSpace:
     def require(self, least_bytes: int = MIN_FREE_BYTES) -> None:
         """ShoalError disk-full when fewer bytes are free."""
         if self.size_bytes < least_bytes:
+            self.refused += 1
             raise ShoalError(
                 "disk-full",
                 f"{max(0, self.size_bytes)} bytes are free on this agent's disk, fewer than {least_bytes}: "
@@ -77,6 +83,8 @@ class FreeSpace:
     def admits(self, group: GroupId, size_bytes: int) -> bool:
         """Whether to take so many bytes of entries from a leader, who sends them again."""
         if self.size_bytes - size_bytes < LAST_FREE_BYTES and group != CATALOG_GROUP:
-            return size_bytes <= SMALL_APPEND_BYTES
+            is_small = size_bytes <= SMALL_APPEND_BYTES
+            self.refused += not is_small
+            return is_small
         self.size_bytes -= size_bytes
         return True

@@ -9,8 +9,8 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, NoReturn
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
@@ -21,12 +21,13 @@ from shoal.agent.host.copy_target import INSTALL_FAULTS, CopyTarget
 from shoal.agent.host.free_space import MIN_FREE_BYTES, TRIM_FREE_BYTES, FreeSpace
 from shoal.agent.host.leadership_transfer import hand_over_all
 from shoal.agent.host.newborns import Newborns
-from shoal.agent.host.open_group import OpenGroup
+from shoal.agent.host.open_group import OpenGroup, Unserved
 from shoal.agent.host.peer_input import PeerInput
 from shoal.agent.host.peer_liveness import PeerLiveness
 from shoal.agent.host.repair import LogRepair
 from shoal.agent.host.scheduler import Scheduler
 from shoal.agent.host.unsafe_recovery import Recovery
+from shoal.agent.metrics.measures import Measures
 from shoal.agent.partition.clock_skew import PeerClocks
 from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.opener import DamagedReplica, ReplicaLost, Stores, Work, erase, open_replica
@@ -64,14 +65,7 @@ class HostConfig:
     raft: RaftConfig
     retention_interval_ms: int = RETENTION_INTERVAL_MS
     power_held: bool = False
-
-
-class _Unserved(NamedTuple):
-    """`is_broken`: the log says too little of itself to be mended."""
-
-    state: ServingState
-    reason: str
-    is_broken: bool = False
+    measures: Measures = field(default_factory=Measures)
 
 
 class Host:
@@ -101,7 +95,7 @@ class Host:
         and was cleared for incomplete. It may have been acknowledged."""
         self._groups: dict[GroupId, OpenGroup] = {}
         self._colocated = frozenset({agent_id})
-        self._unserved: dict[GroupId, _Unserved] = {}
+        self._unserved: dict[GroupId, Unserved] = {}
         """Groups whose replicas are not open."""
         self._failed: dict[GroupId, None] = {}
         """Groups whose replicas have stopped, open as they are."""
@@ -115,7 +109,7 @@ class Host:
         self.free_space = FreeSpace(stores.disk, stores.data_directory)
         stores.disk.around_completions = self.turns.completions
         links.around_input = self.turns.burst
-        PeerInput(links, self, self.turns, self.free_space)
+        PeerInput(links, self, self.turns, self.free_space, config.measures.replication)
         liveness = PeerLiveness(links, self, config.raft.heartbeat_interval_ms)
         self._duties = (
             liveness.run,
@@ -154,7 +148,7 @@ class Host:
         made: list[OpenGroup] = []
 
         def observe(replica: Replica) -> tuple[ReplicaObserver, ...]:
-            made.append(OpenGroup.of(replica, self.clocks))
+            made.append(OpenGroup.of(replica, self.clocks, self._config.measures))
             return made[0].observers
 
         self._opening.add(group)
@@ -179,7 +173,7 @@ class Host:
     def _give_up(self, group: GroupId, state: ServingState, reason: str, is_broken: bool = False) -> None:
         """The other groups are served all the same."""
         logger.error("%s: the replica here is %s: %s", group, state, reason)
-        self._unserved[group] = _Unserved(state, reason, is_broken)
+        self._unserved[group] = Unserved(state, reason, is_broken)
         self.changed(group)
 
     def _adopt(self, entry: OpenGroup) -> None:
@@ -218,7 +212,7 @@ class Host:
         entry = self._entry(group)
         entry.replica.say_last_words()
         self._take_out(group)
-        self._unserved[group] = _Unserved(ServingState.INSTALLING, "its log is being replaced or mended")
+        self._unserved[group] = Unserved(ServingState.INSTALLING, "its log is being replaced or mended")
         over = self._reopening[group] = asyncio.get_running_loop().create_future()
         try:
             await self._close(entry, "the log is being replaced or mended")

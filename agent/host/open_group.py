@@ -6,9 +6,11 @@ gives each itself; none of them imports it.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from shoal.agent.durable.ids import GroupId
+from shoal.agent.host.role_counts import RoleCounts
+from shoal.agent.metrics.measures import Measures
 from shoal.agent.partition.appender import Appender
 from shoal.agent.partition.applier import Applier
 from shoal.agent.partition.clock_skew import PeerClocks
@@ -16,6 +18,7 @@ from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.opener import DamagedReplica, Work
 from shoal.agent.partition.reader import Reader
 from shoal.agent.partition.replica import Replica, ReplicaHost
+from shoal.agent.partition.status import ServingState
 from shoal.agent.partition.trimmer import Trimmer
 from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex, Term
@@ -45,6 +48,14 @@ def working_replica(host: GroupHost, group: GroupId) -> Replica:
     return replica
 
 
+class Unserved(NamedTuple):
+    """Why a replica is not open. `is_broken`: the log says too little of itself to be mended."""
+
+    state: ServingState
+    reason: str
+    is_broken: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class OpenGroup:
     """One per replica whose log is open."""
@@ -54,16 +65,23 @@ class OpenGroup:
     reader: Reader
     applier: Applier | None
     trimmer: Trimmer
+    role_counts: RoleCounts
 
     @classmethod
-    def of(cls, replica: Replica, clocks: PeerClocks) -> "OpenGroup":
+    def of(cls, replica: Replica, clocks: PeerClocks, measures: Measures) -> "OpenGroup":
         """The objects around a replica that is being built."""
         machine = replica.plan.machine
-        applier = None if machine is None else Applier(replica, machine)
-        return cls(replica, Appender(replica), Reader(replica), applier, Trimmer(replica, clocks))
+        return cls(
+            replica,
+            Appender(replica, measures),
+            Reader(replica, measures),
+            None if machine is None else Applier(replica, machine),
+            Trimmer(replica, clocks, measures),
+            RoleCounts(replica, measures),
+        )
 
     @property
     def observers(self) -> tuple[ReplicaObserver, ...]:
         """Those of the replica, in the order in which they are told."""
-        observers = (self.appender, self.applier, self.reader, self.trimmer)
+        observers = (self.appender, self.applier, self.reader, self.trimmer, self.role_counts)
         return tuple(item for item in observers if item is not None)

@@ -5,24 +5,30 @@ group's message costs that replica, not the link and all groups behind it.
 """
 
 import logging
+import time
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.host.free_space import FreeSpace
 from shoal.agent.host.open_group import GroupHost
 from shoal.agent.host.scheduler import Scheduler
+from shoal.agent.metrics.histogram import Histogram
 from shoal.agent.peers.frames import FrameType, PeerWireError, decode_append, decode_group_messages
 from shoal.agent.peers.links import Links
 from shoal.replication.errors import WireError
-from shoal.replication.messages import decode
+from shoal.replication.messages import AppendReply, decode
 
 logger = logging.getLogger(__name__)
 
 
 class PeerInput:
-    """One per host. Entries for which the disk has no room are not taken; their leader sends them again."""
+    """One per host. Entries for which the disk has no room are not taken; their leader sends them again.
+    `replication`: how long entries take until a follower has acknowledged them."""
 
-    def __init__(self, links: Links, host: GroupHost, turns: Scheduler, free_space: FreeSpace) -> None:
+    def __init__(
+        self, links: Links, host: GroupHost, turns: Scheduler, free_space: FreeSpace, replication: Histogram
+    ) -> None:
         self._host = host
+        self._replication = replication
         self._turns = turns
         self._free_space = free_space
         links.handle(FrameType.GROUPS, self.on_messages)
@@ -55,6 +61,10 @@ class PeerInput:
             if payload:
                 replica.receive_append(agent_id, message, payload, position)
             else:
+                if type(message) is AppendReply and message.accepted:
+                    took_ns = replica.sender.acknowledged(message, time.monotonic_ns())
+                    if took_ns is not None:
+                        self._replication.observe(took_ns)
                 replica.receive(agent_id, message)
         except PeerWireError:
             raise

@@ -32,6 +32,7 @@ from shoal.agent.http.front import Connection, Shared
 from shoal.agent.http.produce import produce
 from shoal.agent.http.produce.fast_append import FastAppends
 from shoal.agent.interface import Broker
+from shoal.agent.metrics.measures import ABORTED, NO_OPERATION
 from shoal.errors import ShoalError, shown
 from shoal.lookup import Lookup
 
@@ -64,9 +65,11 @@ class Dispatcher:
         assert isinstance(handler, HandedOver), "every request comes through a front"
         front = handler.front
         front.under_way = True
+        handler.operation = NO_OPERATION
+        status: int | str = ABORTED
         try:
             try:
-                response = await self._dispatch(request)
+                response = await self._dispatch(request, handler)
             except ShoalError as error:
                 # A link's connection has no client's place to go on with.
                 is_link = self._context.places.of(front) is Place.LINK
@@ -79,16 +82,17 @@ class Dispatcher:
                 response = refusal(request, internal, close=True)
             await prepare(response, request)
             await response.write_eof()
-            keep_alive = bool(response.keep_alive)
+            keep_alive, status = bool(response.keep_alive), response.status
             return response
         except ConnectionError:  # in the middle of an answer, so that nobody takes it for a whole one
             if request.transport is not None:
                 request.transport.abort()
             raise
         finally:
+            self._context.measures.answered(handler.operation, status)
             front.answer_ended(keep_alive=keep_alive)
 
-    async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _dispatch(self, request: web.BaseRequest, handler: HandedOver) -> web.StreamResponse:
         path, _, raw_query = request.raw_path.partition("?")
         headers = request.headers
         host = headers.get("Host")
@@ -102,6 +106,7 @@ class Dispatcher:
             target = f"{shorter}?{raw_query}" if raw_query else shorter
             return web.Response(status=308, headers={"Location": target})
         route, arguments = self._table.resolve(request.method, path)
+        handler.operation = route.operation.name
         query = parse_query(raw_query, route.operation.parameter_names) if raw_query else NO_QUERY
         return await route.handler(Call(self._context, request, arguments, query, raw_query))
 

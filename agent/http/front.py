@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from typing import Final
 
 from aiohttp import web
@@ -26,6 +27,7 @@ from shoal.agent.http.http1.head import RequestHead
 from shoal.agent.http.produce.fast_answer import append_answer
 from shoal.agent.http.produce.fast_append import FastAppends, FastRequest
 from shoal.agent.interface import Appended
+from shoal.agent.metrics.measures import ABORTED, NO_OPERATION
 from shoal.errors import ShoalError
 
 logger = logging.getLogger("shoal.http")
@@ -71,13 +73,14 @@ class Shared:
 class PendingAppend:
     """A connection's request on the fast path, and the answer that the broker is given."""
 
-    __slots__ = ("_connection", "_is_over", "head", "memory", "request")
+    __slots__ = ("_connection", "_is_over", "began_ns", "head", "memory", "request")
 
     def __init__(
         self, connection: Connection, head: bytes, request: FastRequest, memory: bytes | memoryview
     ) -> None:
         self._connection = connection
         self._is_over = False
+        self.began_ns = 0  # when its body was whole
         self.head = head
         self.request = request
         self.memory = memory
@@ -89,7 +92,10 @@ class PendingAppend:
     def set_result(self, result: Appended) -> None:
         """Stored."""
         self._is_over = True
-        self._connection.append_ended(append_answer(self.request.partition or 0, result))
+        connection, request = self._connection, self.request
+        answered = (request.operation, ABORTED) if connection.transport is None else request.stored
+        connection.measures.appended(answered, time.monotonic_ns() - self.began_ns)
+        connection.append_ended(append_answer(request.partition or 0, result))
 
     def set_exception(self, exception: BaseException) -> None:
         """Refused, unknown, or led elsewhere."""
@@ -98,7 +104,10 @@ class PendingAppend:
         if exception.definite and exception.code in MOVING_CODES:
             self._connection.append_was_moved(self)
         else:
-            self._connection.append_ended(problem_bytes(exception))
+            connection = self._connection
+            status = ABORTED if connection.transport is None else exception.status
+            connection.measures.answered(self.request.operation, status)
+            connection.append_ended(problem_bytes(exception))
 
     def as_it_came(self, here: int) -> bytes:
         """The request, with so many bytes of its body."""
@@ -111,14 +120,15 @@ class Connection(Front):
 
     __slots__ = (
         "_append", "_appends", "_guess", "_handler", "_held_back", "_http", "_last", "_no_append", "_paused",
-        "_receiving", "_rest", "_shared", "_since_ms", "_transport", "_unread", "_window_bytes",
+        "_receiving", "_rest", "_shared", "_since_ms", "_unread", "_window_bytes", "transport",
     )  # fmt: skip
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._appends = shared.appends
+        self.measures = shared.appends.context.measures
         self._http: HttpConnection[FastRequest | RequestHead] = HttpConnection(shared.appends.request)
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
         self._handler: HandedOver | None = None  # aiohttp's, once a request went there
         self.under_way = False
         self._paused = False  # the client does not read its answers
@@ -138,7 +148,7 @@ class Connection(Front):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a place, or be refused at once, in a few bytes; or wait for the head to say whose it is."""
         assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self.transport = transport
         if self._appends.context.waits.stopped:  # accepted when the server stopped listening
             self.close()
             return
@@ -160,8 +170,9 @@ class Connection(Front):
         self._end_with(ShoalError("overloaded", "this agent has all the connections it takes"))
 
     def _end_with(self, error: ShoalError) -> None:
-        if self._transport is not None:
-            self._transport.write(problem_bytes(error, close=True))
+        if self.transport is not None:
+            self.transport.write(problem_bytes(error, close=True))
+            self.measures.answered(NO_OPERATION, error.status)
         self.close()
 
     def _take_unread(self, data: memoryview) -> None:
@@ -202,8 +213,8 @@ class Connection(Front):
         """Take nothing more, and end the connection when everything written has left."""
         self._http.close()
         self._give_up_body()
-        if self._transport is not None:
-            self._transport.close()
+        if self.transport is not None:
+            self.transport.close()
 
     def stop_taking(self) -> asyncio.Future[None] | None:
         """Take nothing more: the agent stops. The future ends with the append under way, if there is one."""
@@ -218,7 +229,7 @@ class Connection(Front):
         """The client has gone. An append under way goes on: its records are as good as others."""
         self._http.close()
         self._give_up_body()
-        self._transport = None
+        self.transport = None
         self._shared.fronts.discard(self)
         self._appends.context.places.leave(self)
         if self._handler is not None:
@@ -284,14 +295,14 @@ class Connection(Front):
                 self._handler.data_received(head + bytes(body))
             if http.state is ConnectionState.IDLE and http.held:  # behind a request that was answered before
                 self._go_on()
-        if http.held and self._transport is not None and (len(http.held) > HELD_BYTES_MAX or self._paused):
+        if http.held and self.transport is not None and (len(http.held) > HELD_BYTES_MAX or self._paused):
             # Every time: aiohttp resumes reading on its own where it had paused it.
             self._held_back = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     def _hand_over(self, data: bytes) -> None:
         """To aiohttp: bytes of one request, or all that comes on a connection that is its own."""
-        handler, transport = self._handler, self._transport
+        handler, transport = self._handler, self.transport
         if transport is None:
             return
         if handler is None:
@@ -307,11 +318,11 @@ class Connection(Front):
 
     def _take_held(self) -> None:
         """What came while something else was in the way."""
-        if self._http.state is not ConnectionState.IDLE or self._paused or self._transport is None:
+        if self._http.state is not ConnectionState.IDLE or self._paused or self.transport is None:
             return
         if self._held_back:  # before more is handed over: aiohttp may pause reading, too
             self._held_back = False
-            self._transport.resume_reading()
+            self.transport.resume_reading()
         self._take(memoryview(b""))
 
     def pause_writing(self) -> None:
@@ -409,6 +420,7 @@ class Connection(Front):
     def _begin(self, append: PendingAppend) -> None:
         assert self._append is None
         self._append = append
+        append.began_ns = time.monotonic_ns()
         try:
             begun = self._appends.begin(append.request, append.memory, append)
         except ShoalError as error:
@@ -423,8 +435,8 @@ class Connection(Front):
     def append_ended(self, answer: bytes) -> None:
         """Send the answer, and go on with what has come since."""
         self._leave_append()
-        if self._transport is not None:
-            self._transport.write(answer)
+        if self.transport is not None:
+            self.transport.write(answer)
         self.answer_ended()
 
     def append_was_moved(self, append: PendingAppend) -> None:

@@ -77,6 +77,16 @@ class ClusterNews:
         self._leaderless_ms: dict[str, int] = {}
         self._told_leaderless: set[str] = set()
 
+    @property
+    def leaderless(self) -> int:
+        """Partitions of this agent's concern that nobody leads, told or not."""
+        return len(self._leaderless_ms)
+
+    @property
+    def under_replicated(self) -> int:
+        """Partitions that this agent leads, and whose replicas are partly on agents that are gone."""
+        return len(self._missing)
+
     def member(self, agent_id: str, name: str, status: str, now_ms: int) -> None:
         """Its status by gossip now: alive, suspect, leaving, failed or left."""
         before = self._statuses.get(agent_id)

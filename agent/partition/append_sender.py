@@ -8,6 +8,7 @@ cannot give stops nothing else.
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -16,9 +17,9 @@ from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.partition.frames_ahead import FramesAhead
 from shoal.agent.peers.frames import Piece, encode_append
-from shoal.format.batch import Frame, LogIndex
+from shoal.format.batch import Frame, LogIndex, Term
 from shoal.replication.interfaces import ReplicaId
-from shoal.replication.messages import AppendRequest, encode, shorten
+from shoal.replication.messages import AppendReply, AppendRequest, encode, shorten
 from shoal.replication.raft import RaftCore
 from shoal.segment_store.errors import Damaged, StoreError
 from shoal.segment_store.log.log import PartitionLog
@@ -26,6 +27,9 @@ from shoal.segment_store.log.log import PartitionLog
 MAX_QUEUED_REQUESTS = 64
 """Per follower that is behind; the core's own bound on requests in flight. More are dropped, and asked for
 anew."""
+
+MAX_TIMED = 64
+"""Followers whose answers are awaited by the clock; those that are gone are forgotten with all others."""
 
 seldom = once_a_minute(logging.getLogger(__name__))
 
@@ -58,6 +62,8 @@ class Sender:
         self._on_damage = on_damage
         self._behind: dict[ReplicaId, deque[AppendRequest]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._timed: dict[ReplicaId, tuple[Term, LogIndex, int]] = {}
+        """Of each follower one request at a time: its term, its last entry, and when it left, in ns."""
         self._stopped = False
 
     def send(self, request: AppendRequest) -> None:
@@ -69,7 +75,7 @@ class Sender:
             return
         last = runs[-1].last
         if last == request.previous_index + 1 and (only := self._ahead.frames.get(last)) is not None:
-            self._ship_frames(request, (only.data,))
+            self._ship_frames(request, last, (only.data,))
             return
         frames = self._ahead.run(runs[0].first, last, self._max_append_bytes)
         if frames:
@@ -88,14 +94,29 @@ class Sender:
             request = shorten(request, last)
             self._core.shortened(request.receiver, last)
             self._on_cut()
-        self._ship_frames(request, [frame.data for frame in frames])
+        self._ship_frames(request, last, [frame.data for frame in frames])
         return whole
 
-    def _ship_frames(self, request: AppendRequest, frames: Sequence[Piece]) -> None:
+    def _ship_frames(self, request: AppendRequest, last: LogIndex, frames: Sequence[Piece]) -> None:
         """A receiver is a replica of the configuration in force, unless it has just left that."""
-        follower = self._core.state.configurations[-1].by_id.get(request.receiver)
-        if follower is not None:
-            self._ship(follower.agent_id, encode_append(self._group, encode(request), frames))
+        receiver = request.receiver
+        follower = self._core.state.configurations[-1].by_id.get(receiver)
+        if follower is None:
+            return
+        self._ship(follower.agent_id, encode_append(self._group, encode(request), frames))
+        timed = self._timed.get(receiver)
+        if timed is None or timed[0] != request.term:
+            if len(self._timed) >= MAX_TIMED:
+                self._timed.clear()
+            self._timed[receiver] = request.term, last, time.monotonic_ns()
+
+    def acknowledged(self, reply: AppendReply, now_ns: int) -> int | None:
+        """How long the entries took that this follower says it holds now; None where none were timed."""
+        timed = self._timed.get(reply.sender)
+        if timed is None or reply.match_index < timed[1]:
+            return None
+        term, _, left_ns = self._timed.pop(reply.sender)
+        return now_ns - left_ns if term == reply.term else None
 
     async def _read_and_send(self, receiver: ReplicaId) -> None:
         queue = self._behind[receiver]

@@ -6,10 +6,13 @@ so that everything that arrives during a sync shares the next one. Nothing here 
 futures.
 """
 
+import time
+from collections import deque
 from collections.abc import Sequence
 
 import pyarrow as pa
 
+from shoal.agent.metrics.measures import Measures
 from shoal.agent.partition.batcher import GatherQueue, Queued, merge
 from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.pending import Waiter
@@ -20,6 +23,7 @@ from shoal.errors import ShoalError
 from shoal.format.batch import (
     BatchError,
     Flag,
+    Frame,
     LogIndex,
     Message,
     Offset,
@@ -40,9 +44,13 @@ UNSTORABLE = (BatchError, pa.ArrowException, ArithmeticError, TypeError, ValueEr
 class Appender(ReplicaObserver):
     """One per replica."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, measures: Measures) -> None:
         self._replica = replica
+        self._measures = measures
         self._gathering = GatherQueue()
+        self._proposed: deque[tuple[LogIndex, int, int, int]] = deque()
+        """Batches that are not committed yet: entry, time of the proposal in ns, records, bytes. Bounded by
+        what a group may have uncommitted."""
 
     def begin(self, submission: Submission, deadline_ms: int, answer: Answer) -> None:
         """Propose whole batches at once, or queue columns for the next gathered batch. `answer` is told.
@@ -75,10 +83,10 @@ class Appender(ReplicaObserver):
                 return
             messages = (_join(messages, replica.plan.schema),)
         now_ms = replica.host.clock.now_ms()
-        first = last = replica.propose_message(messages[0], producer, now_ms)
+        first = last = self._propose(messages[0], producer, now_ms)
         for message in messages[1:]:
             try:
-                last = replica.propose_message(message, None, now_ms)
+                last = self._propose(message, None, now_ms)
             except ShoalError as error:
                 done = last.stamp.base_offset + last.stamp.record_count - first.stamp.base_offset
                 detail = f"{error.detail}; the first {done} records of the request were proposed before"
@@ -86,6 +94,32 @@ class Appender(ReplicaObserver):
         count = last.stamp.base_offset + last.stamp.record_count - first.stamp.base_offset
         result = Appended(first.stamp.base_offset, count)
         self._wait(last.stamp.index, result, submission.acks, deadline_ms, answer)
+
+    def _propose(
+        self,
+        message: Message,
+        producer: ProducerStamp | None,
+        now_ms: int,
+        control: bytes = b"",
+        flags: Flag = Flag.NONE,
+    ) -> Frame:
+        frame = self._replica.propose_message(message, producer, now_ms, control, flags)
+        if self._replica.plan.machine is None:  # the system's own logs are no client's records
+            index, records = frame.stamp.index, frame.stamp.record_count
+            self._proposed.append((index, time.monotonic_ns(), records, len(frame.data)))
+        return frame
+
+    def committed(self) -> None:
+        """Count what this leader proposed, and the group holds now."""
+        proposed, replica = self._proposed, self._replica
+        if not proposed or not replica.is_leader:  # another leader may have replaced it
+            return
+        measures, index, now_ns = self._measures, replica.state.committed.last_index, time.monotonic_ns()
+        while proposed and proposed[0][0] <= index:
+            _, began_ns, records, size_bytes = proposed.popleft()
+            measures.commit.observe(now_ns - began_ns)
+            measures.appended_records += records
+            measures.appended_bytes += size_bytes
 
     def _check(self, producer: ProducerStamp, rows: int, *, consecutive: bool) -> KeptSequence | None:
         try:
@@ -157,10 +191,10 @@ class Appender(ReplicaObserver):
 
     def _propose_alone(self, item: Queued, now_ms: int) -> None:
         """As _propose_gathered of one: nothing is laid behind anything."""
-        replica, columns = self._replica, item.columns
+        columns = item.columns
         try:
             message = self._message(columns)
-            stamp = replica.propose_message(message, item.submission.producer, now_ms).stamp
+            stamp = self._propose(message, item.submission.producer, now_ms).stamp
         except ShoalError as refused:
             _refuse([item], refused)
             return
@@ -189,7 +223,7 @@ class Appender(ReplicaObserver):
         table = encode_producer_table(gathered.ranges) if gathered.ranges else b""
         try:
             flags = Flag.GATHERED if table else Flag.NONE
-            frame = self._replica.propose_message(message, None, now_ms, table, flags)
+            frame = self._propose(message, None, now_ms, table, flags)
         except ShoalError as refused:
             _refuse(fresh, refused)
             return
@@ -201,7 +235,10 @@ class Appender(ReplicaObserver):
 
     def role_changed(self) -> None:
         """What was never proposed is refused for certain: its client may go to the new leader at once."""
-        if self._replica.is_leader or not len(self._gathering):
+        if self._replica.is_leader:
+            return
+        self._proposed.clear()
+        if not len(self._gathering):
             return
         try:
             self._replica.require_leader()

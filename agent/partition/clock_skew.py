@@ -55,6 +55,16 @@ class PeerClocks:
         self._is_doubted = False
         links.handle_request(PeerMessage.CLOCK, self._on_asked)
 
+    @property
+    def is_doubted(self) -> bool:
+        """Whether this machine's clock is not believed."""
+        return self._is_doubted
+
+    @property
+    def wrong_peers(self) -> int:
+        """Agents whose clocks differ from this one's."""
+        return len(self._told)
+
     def now_us(self, now_ms: int) -> int:
         """The time to stamp with: the wall clock's, unless it has jumped or most peers have another.
         `now_ms`: the monotonic time now."""
@@ -76,6 +86,7 @@ class PeerClocks:
             now_ms = self._clock.now_ms()
             peers = {voter for replica in self._replicas() for voter in _voters(replica)} - {self._agent_id}
             self._differences.keep_only(peers)
+            self._told &= peers
             self._asked = {peer: at for peer, at in self._asked.items() if peer in peers}
             due = [peer for peer in sorted(peers) if self._is_due(peer, now_ms)]
             await asyncio.gather(*(self._ask(peer) for peer in due))

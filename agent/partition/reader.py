@@ -8,10 +8,12 @@ read index (safety 23). All questions of one round trip share it. It never decod
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import NoReturn
 
 from shoal.agent.fetch import Fetch, FetchRequest, Offsets, Pieces
+from shoal.agent.metrics.measures import Measures
 from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.replica import Replica
 from shoal.errors import ErrorCode, ShoalError
@@ -71,8 +73,9 @@ def damaged(replica: Replica, error: Damaged) -> ShoalError:
 class Reader(ReplicaObserver):
     """One per replica."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, measures: Measures) -> None:
         self._replica = replica
+        self._measures = measures
         self._waiting: set[asyncio.Future[None]] = set()
         self._asking: asyncio.Future[LogIndex] | None = None
         self._next_round: asyncio.Future[LogIndex] | None = None
@@ -256,6 +259,7 @@ class Reader(ReplicaObserver):
     async def _fetch(self, request: FetchRequest) -> Fetch | None:
         """None when the committed entry is not in this replica's log yet."""
         log, offset, limit, admit = self._replica.log, request.offset, request.limit, request.admit
+        began_ns = time.monotonic_ns()
         try:
             first = await log.find_offset(offset)
             last = self._replica.readable_index
@@ -270,7 +274,7 @@ class Reader(ReplicaObserver):
                 await admit(stored.held_bytes)
                 await stored.begin()
                 pieces = FetchPieces(self._replica, stored)
-                return self._found([], stored.base_offset, stored.next_offset, pieces)
+                return self._found([], stored.base_offset, stored.next_offset, pieces, began_ns)
             frames = await stored.whole()
         except OffsetOutOfRange:
             return None
@@ -280,7 +284,8 @@ class Reader(ReplicaObserver):
             raise ShoalError("internal", f"the log cannot be read: {error}") from error
         head, _ = parse_stamp(frames[0], 0)
         tail, _ = parse_stamp(frames[-1], 0)
-        return self._found(frames, head.base_offset, Offset(tail.base_offset + tail.record_count), None)
+        next_offset = Offset(tail.base_offset + tail.record_count)
+        return self._found(frames, head.base_offset, next_offset, None, began_ns)
 
     def _sound(self, first: LogIndex, last: LogIndex) -> LogIndex:
         """The last entry that can be promised with the first: before the next known damage."""
@@ -293,8 +298,12 @@ class Reader(ReplicaObserver):
         base_offset: Offset,
         next_offset: Offset,
         pieces: Pieces | None,
+        began_ns: int,
     ) -> Fetch:
-        replica = self._replica
+        replica, measures = self._replica, self._measures
+        measures.fetch.observe(time.monotonic_ns() - began_ns)
+        measures.fetched_records += next_offset - base_offset
+        measures.fetched_bytes += sum(map(len, frames)) if pieces is None else pieces.size_bytes
         high_watermark, log_start = replica.state.high_watermark, replica.log.start_offset
         return Fetch(replica.plan.schema, frames, base_offset, next_offset, high_watermark, log_start, pieces)
 

@@ -8,6 +8,7 @@ behind the log's own writes.
 import asyncio
 import logging
 
+from shoal.agent.metrics.measures import Measures
 from shoal.agent.partition.clock_skew import PeerClocks
 from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.replica import Replica
@@ -23,8 +24,9 @@ logger = logging.getLogger(__name__)
 class Trimmer(ReplicaObserver):
     """One per replica. `check` is called from time to time; commits are heard of by themselves."""
 
-    def __init__(self, replica: Replica, clocks: PeerClocks) -> None:
+    def __init__(self, replica: Replica, clocks: PeerClocks, measures: Measures) -> None:
         self._replica = replica
+        self._measures = measures
         self._clocks = clocks
         self._removals: set[asyncio.Future[None]] = set()
         self._stopped = False
@@ -53,9 +55,11 @@ class Trimmer(ReplicaObserver):
             return
         if replica.disk.log_is_behind or log.last_index < before:
             return  # the log is still to be told of entries up to there: the next commit or check is in time
-        first_before = log.first_index
+        first_before, start_before, bytes_before = log.first_index, log.start_offset, log.size_bytes
         removal = log.trim(before)
         if log.first_index > first_before:
+            self._measures.trimmed_records += log.start_offset - start_before
+            self._measures.trimmed_bytes += bytes_before - log.size_bytes
             logger.debug("%s: trimmed; the log starts at offset %d", replica.group, log.start_offset)
             replica.core.trimmed(log.first_index)
         self._removals.add(removal)

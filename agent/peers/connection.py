@@ -208,6 +208,9 @@ class PeerConnection(asyncio.Protocol):
             # No empty pieces: that writelines never takes one off its buffer, and the transport could then
             # neither rest nor close.
             transport.writelines([frame_head(frame_type, size), *(piece for piece in pieces if piece)])
+        traffic = self._owner.traffic[self.kind]
+        traffic.sent_frames += 1
+        traffic.sent_bytes += FRAME_HEAD.size + size
         return True
 
     def refuse(self, reason: str) -> None:

@@ -17,9 +17,19 @@ from shoal.addresses import host_of, plain_address
 from shoal.agent.levels import FIRST_LEVEL, SUPPORTED, Level, LevelRange, refusal
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
+from shoal.agent.metrics.measures import LinkTraffic
 from shoal.agent.peers.connection import PeerConnection, Refused
 from shoal.agent.peers.dialler import Dialler
-from shoal.agent.peers.frames import PROTOCOL, FrameType, Hello, LinkKind, PeerWireError, Piece, RawFrame
+from shoal.agent.peers.frames import (
+    FRAME_HEAD,
+    PROTOCOL,
+    FrameType,
+    Hello,
+    LinkKind,
+    PeerWireError,
+    Piece,
+    RawFrame,
+)
 from shoal.agent.peers.linked_peer import LinkConfig as LinkConfig
 from shoal.agent.peers.linked_peer import LinkedPeer, PeerStatistics
 from shoal.agent.peers.lobby import Lobby
@@ -87,6 +97,8 @@ class Links:
         self._watching_since_ms = 0
         """Since when this agent itself did not stand still."""
         self.dropped_frames = 0
+        self.traffic = {kind: LinkTraffic() for kind in LinkKind}
+        """Of open connections; greetings are not in it."""
 
     def handle(self, frame_type: int, handler: FrameHandler) -> None:
         """`handler(agent_id, payload)` for every frame of this type."""
@@ -347,6 +359,9 @@ class Links:
         if peer is None or peer.connections.get(connection.kind) is not connection:
             connection.close()
             return
+        traffic = self.traffic[connection.kind]
+        traffic.received_frames += 1
+        traffic.received_bytes += FRAME_HEAD.size + len(frame.payload)
         if connection.kind is LinkKind.CONTROL:
             peer.heard(self._clock.now_ms())
         handler = self._handlers.get(frame.type)

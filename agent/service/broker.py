@@ -16,21 +16,21 @@ from shoal.agent.config import ConfigError, parse_host_port
 from shoal.agent.durable.catalog_version import recoveries
 from shoal.agent.durable.ids import CATALOG_GROUP
 from shoal.agent.events.change_counter import Watch
-from shoal.agent.events.feed import EventFeed
 from shoal.agent.host.host import Host
 from shoal.agent.host.unsafe_recovery import EPOCH_BITS
 from shoal.agent.interface import Document
-from shoal.agent.members import tags
 from shoal.agent.members.gossip_keys import KeyService
 from shoal.agent.members.roster import Roster
+from shoal.agent.metrics.exposition import Reading, Value
 from shoal.agent.partition.status import ReplicaStatus, ServingState
 from shoal.agent.peers.links import Links
 from shoal.agent.placement.drain import Draining
 from shoal.agent.process.clock import Clock
-from shoal.agent.service import documents
+from shoal.agent.process.process_statistics import process_statistics
+from shoal.agent.service import documents, metrics
 from shoal.agent.service.cluster_view import AgentFacts, Joined
+from shoal.agent.service.event_sources import EventSources
 from shoal.agent.service.level_admin import LevelService
-from shoal.agent.service.metrics import render_metrics
 from shoal.agent.service.readiness import catalog_check, disk_check
 from shoal.agent.service.records import RecordService
 from shoal.errors import ShoalError
@@ -54,10 +54,11 @@ class Broker(RecordService, LevelService):
         clock: Clock,
         request_stop: Callable[[], None],
         draining: Draining,
-        events: EventFeed,
+        event_sources: EventSources,
     ) -> None:
         super().__init__(facts, roster, watch, clock)
-        self.events = events
+        self.events = event_sources.feed
+        self._event_sources = event_sources
         self.keys = KeyService(roster.gossip)
         self.gossip_is_open = False  # without a key, and not on loopback alone
         self.catalog_birth: tuple[str, ...] = ()
@@ -146,21 +147,30 @@ class Broker(RecordService, LevelService):
             checks["running"] = "stopping"
         return all(state == "ok" for state in checks.values()), checks
 
-    def metrics(self) -> bytes:
-        """GET /metrics, Prometheus text."""
-        cluster = self._cluster
-        return render_metrics(
-            version=self.facts.version,
-            disk_kind=self.facts.disk_kind,
-            members=[(member.status, tags.is_shoal(member)) for member in self._roster.members()],
-            topics=len(cluster.topics.topics),
-            statuses=self._named_statuses(),
-            dropped_frames=self._links.dropped_frames,
-            uptime_ms=self._clock.now_ms() - self._started_ms,
-            scrub=cluster.scrubbed,
-            cleared_writes=len(cluster.cleared_writes),
-            kept_topics=len(cluster.kept()),
-        )
+    async def metrics(self, *, partitions: bool) -> Reading:
+        """GET /metrics; with `partitions` a series for each replica here."""
+        cluster, facts = self._cluster, self.facts
+        reading: dict[str, Value] = {
+            "shoal_build_info": {(facts.version, facts.disk_kind): 1},
+            "shoal_uptime_seconds": (self._clock.now_ms() - self._started_ms) / 1_000,
+            "shoal_topics": len(cluster.topics.topics),
+            "shoal_kept_topics": len(cluster.kept()),
+            "shoal_cleared_writes_total": len(cluster.cleared_writes),
+            **metrics.of_measures(facts.measures),
+            **metrics.of_members(self._roster.members()),
+            **metrics.of_news(self._event_sources.news),
+            **metrics.of_links(self._links),
+            **metrics.of_process(process_statistics()),
+        }
+        if isinstance(cluster, Joined):
+            reading |= metrics.of_clocks(cluster.host.clocks)
+            reading |= metrics.of_disk(cluster.host.free_space)
+            reading |= metrics.of_scrub(cluster.scrubber.statistics)
+            catalog = self._catalog
+            reading |= await metrics.of_replicas(
+                cluster.host, lambda group: documents.topic_name(group, catalog), partitions=partitions
+            )
+        return reading
 
     def _named_statuses(self) -> list[tuple[str, int, ReplicaStatus]]:
         named = []

@@ -7,7 +7,7 @@ leads. Until the agent belongs to a cluster there is neither a leader nor a topi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ from shoal.agent.interface import Leader, Topic
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.members import tags
 from shoal.agent.members.roster import Roster
+from shoal.agent.metrics.measures import Measures
 from shoal.agent.partition.status import ReplicaStatus
 from shoal.agent.process.clock import Clock
 from shoal.agent.routing.exchange import RouteExchange
@@ -37,7 +38,7 @@ _group_id = lru_cache(maxsize=8192)(GroupId)  # asked for with every request, as
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """Facts about an agent, for this run."""
+    """Facts about an agent, for this run. `measures`: what it has counted since it started."""
 
     config: AgentConfig
     agent_id: str
@@ -45,6 +46,7 @@ class AgentFacts:
     url: str
     version: str
     disk_kind: str
+    measures: Measures = field(default_factory=Measures)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,11 +48,11 @@ class EventSources:
     """run() once there is a cluster; what happens to members before is logged then."""
 
     def __init__(self, feed: EventFeed, roster: Roster, watch: Watch, now_ms: Callable[[], int]) -> None:
-        self._feed = feed
+        self.feed = feed
         self._roster = roster
         self._watch = watch
         self._now_ms = now_ms
-        self._news = ClusterNews()
+        self.news = ClusterNews()
         self._members: dict[str, Mapping[str, Any]] = {}
         self._groups: dict[GroupId, AnnouncedState] = {}
         self._live: frozenset[str] = frozenset()
@@ -73,15 +73,15 @@ class EventSources:
             self._members.pop(member.name, None)
         else:
             self._members[member.name] = shown
-        self._feed.publish(kind, {"member": shown})
+        self.feed.publish(kind, {"member": shown})
 
     def _note_member(self, member: Member, *, is_forgotten: bool) -> None:
         if member.name == self._roster.agent_id or not tags.is_shoal(member):
             return
         if is_forgotten:
-            self._news.forget_member(member.name)
+            self.news.forget_member(member.name)
         else:
-            self._news.member(member.name, agent_name(member.name), member.status, self._now_ms())
+            self.news.member(member.name, agent_name(member.name), member.status, self._now_ms())
 
     # ---- leaders and replicas --------------------------------------------------------------------
 
@@ -94,10 +94,10 @@ class EventSources:
     def log_what_is_due(self) -> int:
         """In how many milliseconds to look again at the latest."""
         now_ms = self._now_ms()
-        for line in self._news.lines(now_ms):
+        for line in self.news.lines(now_ms):
             fields = {"event": line.event, "names": line.names, "total": line.total}
             getattr(logger, line.level)("%s", line.text, extra=fields)
-        deadline_ms = self._news.deadline_ms()
+        deadline_ms = self.news.deadline_ms()
         return WAIT_MS if deadline_ms is None else min(WAIT_MS, max(1, deadline_ms - now_ms))
 
     def look(self, routes: RouteTable, catalog: Catalog) -> None:
@@ -118,7 +118,7 @@ class EventSources:
         if leadership is None:
             if before is not None:
                 del self._groups[group]
-                self._news.partition(_where(group, before), DELETED, self._now_ms())
+                self.news.partition(_where(group, before), DELETED, self._now_ms())
                 self._tell(group, AnnouncedState(before.topic, None, before.term, (), ()), before)
             return
         if name is None and before is None:
@@ -129,7 +129,7 @@ class EventSources:
             topic, leadership.leader, leadership.term, leadership.voters, tuple(leadership.learners)
         )
         self._groups[group] = now
-        self._news.partition(_where(group, now), self._view(now, is_deleted=name is None), self._now_ms())
+        self.news.partition(_where(group, now), self._view(now, is_deleted=name is None), self._now_ms())
         self._tell(group, now, before)
 
     def _view(self, now: AnnouncedState, *, is_deleted: bool) -> PartitionView:
@@ -144,13 +144,13 @@ class EventSources:
         where = {"topic": now.topic, "partition": group.partition, "term": now.term}
         if before is None or (now.voters, now.learners) != (before.voters, before.learners):
             document = {**where, "voters": list(now.voters), "learners": list(now.learners)}
-            self._feed.publish("placement-changed", document)
+            self.feed.publish("placement-changed", document)
         if before is None or (now.leader, now.term) != (before.leader, before.term):
             urls = self._roster.urls()
             leader_url = None if now.leader is None else urls.get(now.leader)
             previous = None if before is None else before.leader
             document = {**where, "leader": now.leader, "leader_url": leader_url, "previous_leader": previous}
-            self._feed.publish("leader-changed", document)
+            self.feed.publish("leader-changed", document)
 
 
 def _where(group: GroupId, told: AnnouncedState) -> str:

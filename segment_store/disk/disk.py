@@ -75,6 +75,9 @@ class Disk(Protocol):
     around_completions: AbstractContextManager[None]
     """Entered around each round of completions by a disk that hands out several at once. It does nothing
     unless the disk's user sets it."""
+    on_synced: Callable[[int], None]
+    """Told of each sync, with its write where it has one, that has ended: how many nanoseconds it took from
+    its beginning."""
 
     async def open(self, path: str, *, create: bool = False) -> File: ...
     async def list(self, directory: str) -> list[str]:

@@ -10,6 +10,7 @@ import errno
 import functools
 import os
 import posixpath
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -47,8 +48,10 @@ class SyncRequest:
     buffers: list[Buffer]
     size: int
     done: Done
+    began_ns: int = 0
 
     def begin(self) -> None:
+        self.began_ns = time.monotonic_ns()
         try:
             self.file.begin(self)
         except BaseException:
@@ -56,6 +59,7 @@ class SyncRequest:
             raise
 
     def ended(self, error: BaseException | None) -> None:
+        self.file.disk.on_synced(time.monotonic_ns() - self.began_ns)
         self._make_room()
         self.done(error)
 
@@ -74,6 +78,7 @@ class ThreadDisk:
 
     def __init__(self, threads: int = THREADS, schedule: SyncSchedule[SyncRequest] | None = None) -> None:
         self.around_completions: AbstractContextManager[None] = nullcontext()
+        self.on_synced: Callable[[int], None] = lambda _: None
         self.schedule = SyncSchedule[SyncRequest]() if schedule is None else schedule
         self.is_closed = False
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="shoal-disk")

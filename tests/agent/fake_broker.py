@@ -12,7 +12,8 @@ import asyncio
 import dataclasses
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fake_gossip_keys import FakeKeyedGossip
@@ -21,6 +22,7 @@ from shoal.agent.events.feed import EventFeed
 from shoal.agent.fetch import Fetch, FetchRequest, Offsets
 from shoal.agent.interface import Answer, Appended, Document, Json, Leader, Submission, Topic
 from shoal.agent.members.gossip_keys import KeyService
+from shoal.agent.metrics.exposition import Reading, Value
 from shoal.agent.topics.settings import check_topic_form, check_topic_name, settings_from_body
 from shoal.errors import ShoalError
 from shoal.format.batch import (
@@ -189,6 +191,9 @@ class FakeBroker:
         self.peer_answer: bytes = b""
         self.peer_terms: list[str | None] = []
         self.known_end = 2**63  # of all logs, as this follower knows them
+        self.scrapes = 0
+        self.scraped_partitions = 1
+        self.scraping: Callable[[], Awaitable[None]] = partial(asyncio.sleep, 0)
         self.events = cluster.events
 
     # --- membership and routing
@@ -302,8 +307,14 @@ class FakeBroker:
         return {"id": self.agent_id, "name": self.name, "draining": self.draining, "replicas": 0, "leads": 0,
                 "blocked": [], "safe_to_stop": self.draining}  # fmt: skip
 
-    def metrics(self) -> bytes:
-        return b"# TYPE shoal_info gauge\nshoal_info 1\n"
+    async def metrics(self, *, partitions: bool) -> Reading:
+        self.scrapes += 1
+        await self.scraping()
+        reading: dict[str, Value] = {"shoal_build_info": {("1", "none"): 1}}
+        if partitions:
+            series = {("t", str(number)): number for number in range(self.scraped_partitions)}
+            reading["shoal_partition_term"] = series
+        return reading
 
     def knows_address(self, address: str) -> bool:
         return address in self.addresses

@@ -285,6 +285,22 @@ class FileDiskSuite(DiskSuite):
     def root(self, tmp_path: Path) -> str:
         return str(tmp_path)
 
+    async def test_each_sync_is_told_of_with_its_time(self, disk: Disk, root: str) -> None:
+        """Once, whichever way it was asked for, before its caller hears; writes without a sync are not."""
+        told: list[int] = []
+        disk.on_synced = told.append
+        file = await disk.open(f"{root}/a", create=True)
+        await file.write(0, b"x")
+        assert told == []
+        await file.sync()
+        assert len(told) == 1
+        for number in range(40):  # enough of them, one after the other, to be made within the call
+            await file.write_and_sync(number, b"x")
+        await asyncio.gather(*(file.write_and_sync(number, b"y" * 20_000) for number in range(8)))
+        assert len(told) == 49
+        assert all(0 < took_ns < 60e9 for took_ns in told)
+        await file.close()
+
 
 def open_descriptors() -> int:
     """How many files this process holds open, to find leaks."""

@@ -134,6 +134,7 @@ class MemoryDisk:
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self.around_completions: AbstractContextManager[None] = nullcontext()
+        self.on_synced: Callable[[int], None] = lambda _: None
         self.faults: list[Fault] = []
         self.trace = Trace()
         self.epoch = 0  # counts crashes; a handle of an earlier one is dead

@@ -9,9 +9,9 @@ from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.parameters import boolean
 from shoal.agent.http.core.problems import json_response
+from shoal.agent.http.core.respond import send_shared
+from shoal.agent.metrics.exposition import CONTENT_TYPE
 from shoal.errors import JSON, ShoalError
-
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def index(call: Call) -> web.Response:
@@ -48,20 +48,11 @@ async def readyz(call: Call) -> web.Response:
     return json_response({"status": "ready", "checks": listed} if verbose else {"status": "ready"})
 
 
-async def metrics(call: Call) -> web.Response:
-    """Prometheus text: the broker's, then this server's own."""
-    body = call.context.broker.metrics()
-    if body and not body.endswith(b"\n"):
-        body += b"\n"
-    gate = call.context.gate
-    for name, kind, text, value in (
-        ("shoal_http_requests_in_flight", "gauge", "Appends and reads at work.", gate.requests),
-        ("shoal_http_waits_in_flight", "gauge", "Long polls waiting for news.", gate.waits),
-        ("shoal_http_in_flight_bytes", "gauge", "Bodies and answers held.", gate.bytes_in_flight),
-        ("shoal_http_refused_total", "counter", "Requests refused as overload.", gate.refused_total),
-    ):
-        body += f"# HELP {name} {text}\n# TYPE {name} {kind}\n{name} {value}\n".encode("ascii")
-    return web.Response(body=body, headers={"Content-Type": METRICS_TYPE})
+async def metrics(call: Call) -> web.StreamResponse:
+    """Prometheus text; with ?partitions the series of each replica here as well."""
+    partitions = boolean(call.query, "partitions", False)
+    async with call.context.scrapes.text(partitions=partitions) as pieces:
+        return await send_shared(call, pieces, CONTENT_TYPE)
 
 
 ROUTES = (

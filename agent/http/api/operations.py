@@ -407,6 +407,7 @@ METRICS_TEXT = Operation(
     "GET /metrics",
     "Metrics for Prometheus.",
     {200: Answer("Its text format.", {PLAIN: TEXT})},
+    (Parameter("partitions", "Also the series of each replica here.", SWITCH),),
 )
 INDEX = Operation(
     "index",

@@ -15,9 +15,11 @@ from shoal.agent.http.admission.limits import Gate, HttpLimits
 from shoal.agent.http.admission.places import Places
 from shoal.agent.http.core.forward import FORWARDED_BY, Forwarder
 from shoal.agent.http.core.parameters import Query, boolean, duration_ms, is_number
+from shoal.agent.http.core.scrapes import Scrapes
 from shoal.agent.http.core.waits import Waits
 from shoal.agent.http.rows.selection import Selector
 from shoal.agent.interface import Broker
+from shoal.agent.metrics.measures import HttpMeasures
 from shoal.errors import ShoalError, shown
 
 DECODERS: Final = 2  # threads for large bodies: with one interpreter lock, more would only take turns
@@ -26,7 +28,10 @@ DECODERS: Final = 2  # threads for large bodies: with one interpreter lock, more
 class Context:
     """Everything that lives as long as the server."""
 
-    __slots__ = ("broker", "decoders", "forwarder", "gate", "limits", "places", "room", "selector", "waits")
+    __slots__ = (
+        "broker", "decoders", "forwarder", "gate", "limits", "measures", "places", "room", "scrapes",
+        "selector", "waits",
+    )  # fmt: skip
 
     def __init__(self, broker: Broker, limits: HttpLimits, forwarder: Forwarder) -> None:
         self.broker = broker
@@ -39,6 +44,8 @@ class Context:
         self.room = AnswerRoom(self.gate, limits.answer_bytes)
         self.selector = Selector(self.room)
         self.waits = Waits(self.gate)
+        self.measures = HttpMeasures()
+        self.scrapes = Scrapes(broker, self.room, self.gate, self.measures)
 
 
 class Call:

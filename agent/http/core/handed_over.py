@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import LineTooLong
 
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.core.problems import not_a_request, problem_response
+from shoal.agent.metrics.measures import NO_OPERATION, HttpMeasures
 from shoal.errors import ShoalError
 
 logger = logging.getLogger("shoal.http")
@@ -25,10 +26,11 @@ NEVER_S = 10 * 365 * 86_400.0
 
 class Front(asyncio.BufferedProtocol):
     """The owner of a connection's transport, as a handler sees it. `under_way`: a request of this connection
-    is with its handler."""
+    is with its handler. `measures`: where answers are counted."""
 
-    __slots__ = ("under_way",)
+    __slots__ = ("measures", "under_way")
 
+    measures: HttpMeasures
     under_way: bool
 
     @abstractmethod
@@ -39,7 +41,7 @@ class Front(asyncio.BufferedProtocol):
 class HandedOver(web.RequestHandler):
     """aiohttp's side of one connection, with problem documents for what its parser refuses."""
 
-    __slots__ = ("front",)
+    __slots__ = ("front", "operation")
 
     def __init__(self, manager: web.Server, front: Front, limits: HttpLimits) -> None:
         super().__init__(
@@ -54,6 +56,8 @@ class HandedOver(web.RequestHandler):
             access_log=None,  # type: ignore[arg-type]
         )
         self.front = front
+        self.operation = NO_OPERATION
+        """Of the request that is under way, once its route is known."""
 
     def handle_error(
         self,
@@ -72,4 +76,5 @@ class HandedOver(web.RequestHandler):
             )
         else:
             error = not_a_request(message or str(exc))
+        self.front.measures.answered(NO_OPERATION, error.status)
         return problem_response(error, close=True)

@@ -29,6 +29,14 @@ async def send_parts(
     return await _send(call, coalesced(parts), content_type, headers, total_bytes, total_bytes)
 
 
+async def send_shared(call: Call, parts: Sequence[bytes], content_type: str) -> web.StreamResponse:
+    """Answer 200 with parts that others are sent as well: what this reader holds is a piece on its way."""
+    total_bytes = sum(map(len, parts))
+    if total_bytes <= SENT_AT_ONCE_BYTES:
+        return web.Response(body=b"".join(parts), headers={"Content-Type": content_type})
+    return await _send(call, coalesced(parts), content_type, {}, PIECE_BYTES, total_bytes)
+
+
 async def send_made(
     call: Call, pieces: Iterator[bytes], content_type: str, headers: Mapping[str, str], held_bytes: int
 ) -> web.StreamResponse:

@@ -65,10 +65,14 @@ async def deliver(call: Call, topic: Topic, partition: int, chunk: Chunk, option
 
     async def here() -> Appended:
         timely = submission._replace(timeout_ms=deadline.remaining_ms())
+        began_ns = time.monotonic_ns()
         try:
-            return await call.context.broker.append(topic, partition, timely)
+            appended = await call.context.broker.append(topic, partition, timely)
         except BatchError as error:
             raise batch_problem(error) from None
+        if options.acks != "none":  # nothing is acknowledged then
+            call.context.measures.append.observe(time.monotonic_ns() - began_ns)
+        return appended
 
     async def there(leader: Leader) -> Appended:
         return await _deliver_to(call, leader, topic, partition, chunk, options, deadline)

@@ -47,11 +47,16 @@ PLACED_BYTES_MAX: Final = MAX_BODY_BYTES + 64 * KIB
 # Heads remembered: a client sends the same one all the time, but for a producer's sequence, which counts
 # up and is cut out of what is remembered. When full they are forgotten, not searched.
 REMEMBERED_HEADS_MAX: Final = 1_024
+# The status of an append that was acknowledged.
+STORED: Final = 200
 
 
 class FastRequest(NamedTuple):
-    """An append, as its head says."""
+    """An append, as its head says. `operation`: its name in the API. `stored`: as what its acknowledgement is
+    counted."""
 
+    operation: str
+    stored: tuple[str, int]
     body_bytes: int
     topic: str
     partition: int | None
@@ -135,7 +140,16 @@ class FastAppends:
         partition = partition_number(arguments[1]) if len(arguments) == 2 else None
         lead_bytes = LEAD_BYTES if media == ARROW_TYPE else 0
         return FastRequest(
-            head.body_bytes, arguments[0], partition, media, content_type, query, options, lead_bytes
+            route.operation.name,
+            (route.operation.name, STORED),
+            head.body_bytes,
+            arguments[0],
+            partition,
+            media,
+            content_type,
+            query,
+            options,
+            lead_bytes,
         )
 
     def begin(self, request: FastRequest, memory: bytes | memoryview, answer: Answer) -> bool:

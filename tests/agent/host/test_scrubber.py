@@ -12,7 +12,7 @@ from waiting import until
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.host.scrubber import CURSOR_FILE, Cursor, Pace, Scrubber, ScrubStatistics
 from shoal.agent.service.documents import damage_document
-from shoal.agent.service.metrics import render_metrics
+from shoal.agent.service.metrics import of_replicas, of_scrub
 from shoal.format.batch import LogIndex
 from tests.agent.harness import GROUP, Cluster, Node
 from tests.agent.memory_cluster import memory_cluster
@@ -68,18 +68,10 @@ async def test_damage_is_found_told_and_forgotten_once_it_heals(caplog: pytest.L
         assert str(found) in messages[0]
         assert scrubber.statistics.ranges_found == 1
         assert damage_document("t", 0, found)["offsets"] == [entry.base_offset, entry.end_offset - 1]
-        text = render_metrics(
-            version="0",
-            disk_kind="memory",
-            members=[],
-            topics=1,
-            statuses=[("t", 0, node.host.status(GROUP))],
-            dropped_frames=0,
-            uptime_ms=1,
-            scrub=scrubber.statistics,
-        ).decode()
-        assert 'shoal_partition_damaged_ranges{partition="0",topic="t"} 1.0' in text
-        assert "shoal_scrub_damage_found_total 1.0" in text
+        reading = await of_replicas(node.host, lambda group: "t", partitions=True)
+        assert reading["shoal_partition_damaged_ranges"] == {("t", str(GROUP.partition)): 1}
+        assert reading["shoal_damaged_ranges"] == 1
+        assert of_scrub(scrubber.statistics)["shoal_scrub_damage_found_total"] == 1
         _hit(disk, node, 7)
         await until(lambda: node.host.status(GROUP).damaged_ranges == ())
         await until(lambda: "verifies again" in caplog.text)

@@ -29,6 +29,7 @@ from shoal.agent.http.core.handed_over import Front, HandedOver
 from shoal.agent.http.front import HELD_BYTES_MAX, Connection, Shared
 from shoal.agent.http.http1.connection import ConnectionState, HttpConnection
 from shoal.agent.http.http1.head import RequestHead, read_head
+from shoal.agent.metrics.measures import HttpMeasures
 
 ALL = {**ORDINARY, **SMUGGLED}
 PATIENCE_S = 60.0
@@ -91,6 +92,8 @@ class MemoryTransport(asyncio.Transport):
 
 class Nobody(Front):
     """Beside aiohttp alone."""
+
+    measures = HttpMeasures()
 
     def answer_ended(self, *, keep_alive: bool) -> None: ...
 

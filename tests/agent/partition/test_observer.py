@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from shoal.agent.host.role_counts import RoleCounts
 from shoal.agent.partition.appender import Appender
 from shoal.agent.partition.observer import Observers, ReplicaObserver
 from shoal.agent.partition.reader import Reader
@@ -42,6 +43,6 @@ async def test_the_observers_of_a_replica_that_serves(tmp_path: Path) -> None:
             return [type(method.__self__) for method in getattr(observers, name)]
 
         assert told("turn_begins") == [Appender]
-        assert told("committed") == [Reader, Trimmer]
+        assert told("committed") == [Appender, Reader, Trimmer]
         assert told("reads_confirmed") == [Reader]
-        assert told("role_changed") == [Appender, Reader, Trimmer]
+        assert told("role_changed") == [Appender, Reader, Trimmer, RoleCounts]

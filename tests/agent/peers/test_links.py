@@ -26,7 +26,7 @@ from shoal.agent.peers.links import LinkConfig, PeerRequestFailed, PeerUnavailab
 
 
 async def test_both_kinds_connect_and_carry_frames_both_ways() -> None:
-    """Small and large frames arrive whole, in order, at both ends, on both connections."""
+    """Small and large frames arrive whole, in order, at both ends, on both connections, and are counted."""
     a, b = Node("a", config=PATIENT), Node("b", config=PATIENT)
     async with nodes(a, b):
         await until(lambda: connected(a) and connected(b))
@@ -38,6 +38,13 @@ async def test_both_kinds_connect_and_carry_frames_both_ways() -> None:
         assert b.received == [(agent_id("a"), b"one"), (agent_id("a"), big)]
         assert a.received == [(agent_id("b"), b"two")]
         assert a.silent == b.silent == []
+        sent, received = a.links.traffic[LinkKind.BULK], b.links.traffic[LinkKind.BULK]
+        assert (sent.sent_frames, sent.sent_bytes) == (1, len(frame_head(TEST_FRAME, len(big)) + big))
+        assert (received.received_frames, received.received_bytes) == (1, sent.sent_bytes)
+        assert (sent.received_frames, received.sent_frames) == (0, 0)
+        for node in (a, b):
+            control = node.links.traffic[LinkKind.CONTROL]
+            assert min(control.sent_bytes, control.received_bytes) > len(b"one")
 
 
 async def test_the_loop_hears_of_entries_that_have_left() -> None:

@@ -24,13 +24,12 @@ from shoal.agent.routing.table import Claim, OwnClaims, RouteTable
 from shoal.agent.service.broker import Broker
 from shoal.agent.service.cluster_view import AgentFacts, Alone, Joined
 from shoal.agent.service.documents import Overview, members_document
-from shoal.agent.service.metrics import render_metrics
+from shoal.agent.service.event_sources import EventSources
 from shoal.agent.topics.catalog import Catalog, CreateTopic, DeleteTopic
 from shoal.agent.topics.catalog_service import Applied
 from shoal.errors import ShoalError
 from shoal.format.batch import Offset
 from shoal.membership.interface import JoinError, Member
-from shoal.replication.roles.transitions import Role
 
 SELF, OTHER, GONE = "a" * 32, "b" * 32, "c" * 32
 CLUSTER_ID = b"i" * 16
@@ -169,7 +168,7 @@ class Fixture:
             clock=clock,  # type: ignore[arg-type]
             request_stop=self.stop,
             draining=SimpleNamespace(),  # type: ignore[arg-type]
-            events=EventFeed("run"),
+            event_sources=EventSources(EventFeed("run"), roster, self.watch, lambda: 0),
         )
         host: Any = self.host
         catalog: Any = self.catalog
@@ -477,34 +476,3 @@ async def test_a_dead_leader_is_not_shown_as_leading() -> None:
     fixture.leads(CATALOG_GROUP, OTHER, term=2)
     fixture.roster.list[2] = member(GONE)
     assert roles() == {GONE: "follower", OTHER: "leader"}
-
-
-def test_metrics_are_prometheus_text() -> None:
-    """Counts by status, and one series per replica held."""
-    status = SimpleNamespace(
-        role=Role.LEADER,
-        term=4,
-        log_start_offset=1,
-        high_watermark=7,
-        log_end_offset=9,
-        size_bytes=100,
-        damaged_ranges=(),
-    )
-    text = render_metrics(
-        version="1",
-        disk_kind="ring",
-        members=[("alive", True), ("alive", True), ("failed", True), ("alive", False)],
-        topics=2,
-        statuses=[("t", 0, status)],
-        dropped_frames=5,
-        uptime_ms=1_500,
-    ).decode()
-    for line in (
-        'shoal_members{kind="shoal",status="alive"} 2.0',
-        'shoal_members{kind="serf",status="alive"} 1.0',
-        'shoal_partition_leader{partition="0",topic="t"} 1.0',
-        'shoal_partition_high_watermark{partition="0",topic="t"} 7.0',
-        "shoal_link_frames_dropped_total 5.0",
-        "shoal_uptime_seconds 1.5",
-    ):
-        assert line in text.splitlines()

@@ -19,11 +19,17 @@ import aiohttp.connector
 import shoal.agent.agent as agent_module
 import shoal.agent.cluster as cluster_module
 import shoal.agent.directory as directory_module
+import shoal.agent.host.peer_input
 import shoal.agent.http.core.context
+import shoal.agent.http.front
 import shoal.agent.http.produce.deliver
 import shoal.agent.http.produce.fast_answer
 import shoal.agent.node as node_module
+import shoal.agent.partition.append_sender
+import shoal.agent.partition.appender
+import shoal.agent.partition.reader
 import shoal.agent.process.clock
+import shoal.agent.service.broker as broker_module
 import shoal.agent.topics.settings
 import shoal.client.http.connection
 import shoal.client.http.requests
@@ -48,9 +54,14 @@ EPOCH_S = 1_700_000_000
 TIME_READERS = (
     shoal.agent.process.clock,
     gossip_module,
+    shoal.agent.host.peer_input,
     shoal.agent.http.core.context,
+    shoal.agent.http.front,
     shoal.agent.http.produce.deliver,
     shoal.agent.http.produce.fast_answer,
+    shoal.agent.partition.append_sender,
+    shoal.agent.partition.appender,
+    shoal.agent.partition.reader,
     shoal.client.http.requests,
     shoal.client.produce.producer,
     shoal.client.produce.accumulator,
@@ -166,6 +177,7 @@ def replacements(
     places: list[tuple[Any, str, Any]] = [(module, "time", time) for module in TIME_READERS]
     places += [
         (shoal.agent.process.clock.SystemClock, "now_ms", now_ms),
+        (broker_module, "process_statistics", lambda: None),
         (os, "urandom", rng.randbytes),
         (shoal.client.http.requests, "random", _Chance(rng)),
         (shoal.client.http.connection, "socket", Sockets(loop)),

@@ -210,7 +210,7 @@ async def test_health_and_metrics(agent: Agent) -> None:
     assert (await agent.get("/livez")).status == 200
     metrics = await agent.get("/metrics")
     assert metrics.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-    assert b"shoal_info 1\n" in metrics.body
+    assert b'shoal_build_info{version="1",disk="none"} 1\n' in metrics.body
     assert b"\nshoal_http_requests_in_flight 0\n" in metrics.body
 
 

@@ -1,0 +1,77 @@
+"""The numbers of one agent since it started, each kept where it happens.
+
+Law of this file: integers and histograms, to which their users add directly. Nothing is counted for each
+record: a batch, a frame or a request is the smallest thing that touches a number here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+
+from shoal.agent.metrics.histogram import BOUNDS_NS, Histogram
+
+NO_OPERATION = "none"
+"""Of an answer to what is no request of the API: an unknown path, a refused host, bytes that are not HTTP."""
+ABORTED = "aborted"
+"""The status of an answer that its client did not take to the end."""
+
+
+class Measures:
+    """Of replicas, disk and event loop."""
+
+    __slots__ = (
+        "appended_bytes", "appended_records", "commit", "elections", "fetch", "fetched_bytes",
+        "fetched_records", "leaderships_gained", "leaderships_lost", "loop_lag", "replication", "sync",
+        "trimmed_bytes", "trimmed_records",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.appended_records = 0
+        self.appended_bytes = 0
+        self.fetched_records = 0
+        self.fetched_bytes = 0
+        self.trimmed_records = 0
+        self.trimmed_bytes = 0
+        self.elections = 0
+        self.leaderships_gained = 0
+        self.leaderships_lost = 0
+        self.sync = Histogram()
+        self.commit = Histogram()
+        self.replication = Histogram()
+        self.fetch = Histogram()
+        self.loop_lag = Histogram()
+
+
+class LinkTraffic:
+    """Of all links of one kind. Bytes with the heads of frames."""
+
+    __slots__ = ("received_bytes", "received_frames", "sent_bytes", "sent_frames")
+
+    def __init__(self) -> None:
+        self.sent_frames = 0
+        self.sent_bytes = 0
+        self.received_frames = 0
+        self.received_bytes = 0
+
+
+class HttpMeasures:
+    """Of an agent's HTTP server. `requests`: answers by operation and status, of which the API has few."""
+
+    __slots__ = ("append", "requests")
+
+    def __init__(self) -> None:
+        self.append = Histogram()
+        self.requests: defaultdict[tuple[str, int | str], int] = defaultdict(int)
+
+    def answered(self, operation: str, status: int | str) -> None:
+        """One request is over."""
+        self.requests[operation, status] += 1
+
+    def appended(self, answered: tuple[str, int | str], took_ns: int) -> None:
+        """One append on the short way is acknowledged: answered() and append.observe() in one call, since
+        single records have nobody to share their cost with."""
+        self.requests[answered] += 1
+        append = self.append
+        append.counts[bisect_left(BOUNDS_NS, took_ns)] += 1
+        append.sum_ns += took_ns
