@@ -1,6 +1,7 @@
-"""The pages for users: each says whom it is for, links lead to headings, and no metric goes without a word.
+"""The pages for users: each says whom it is for, and links lead to headings.
 
-That sentences stay short is shown for all documents by tests/test_internal_documents.py.
+That sentences stay short is shown for all documents by tests/test_internal_documents.py, that metrics are all
+named by tests/operations.
 """
 
 from __future__ import annotations
@@ -9,9 +10,6 @@ import pathlib
 import re
 
 import pytest
-
-from shoal.agent.host.scrubber import ScrubStatistics
-from shoal.agent.service.metrics import render_metrics
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -66,25 +64,3 @@ def test_every_note_says_what_was_asked_and_what_came_of_it() -> None:
         assert "**Question.**" in text, note.name
         assert "**Verdict.**" in text, note.name
         assert f"]({note.name})" in index, note.name
-
-
-def test_the_page_of_monitoring_names_every_metric() -> None:
-    """What an agent exposes, and nothing that it does not."""
-    text = render_metrics(
-        version="1",
-        disk_kind="ring",
-        members=[("alive", True)],
-        topics=1,
-        statuses=[],
-        dropped_frames=0,
-        uptime_ms=1,
-        scrub=ScrubStatistics(),
-    ).decode()
-    front = (ROOT / "agent" / "http" / "admin" / "operate.py").read_text()
-    exposed = set(re.findall(r"^# HELP (\w+)", text, re.MULTILINE)) | set(
-        re.findall(r'"(shoal_http_\w+)"', front)
-    )
-    page = (DOCS / "operations" / "monitoring.md").read_text()
-    named = set(re.findall(r"\b(shoal_\w+)", page))
-    assert len(exposed) > 15
-    assert named == exposed
