@@ -23,6 +23,7 @@ import benchmarks_calls
 import benchmarks_client
 import benchmarks_curves
 import benchmarks_gossip
+import benchmarks_metrics
 import benchmarks_replication
 import benchmarks_start
 import benchmarks_store
@@ -190,6 +191,10 @@ class Bench:
         """Shoal's own blocking client: single records, batches, reading."""
         return benchmarks_client.rows(self)
 
+    def metrics(self) -> list[Row]:
+        """Counters beside none, and scrapes of a thousand partitions."""
+        return benchmarks_metrics.rows(self)
+
     def gossip(self) -> list[Row]:
         """Membership alone: what it costs, and how soon a death is seen, beside Serf."""
         return benchmarks_gossip.rows()
@@ -256,7 +261,7 @@ def print_table(rows: list[Row]) -> None:
 
 def main() -> int:
     everything = ["produce", "single", "latency", "failover", "replication", "read", "client"]
-    everything += ["store", "start", "gossip"]
+    everything += ["store", "start", "metrics", "gossip"]
     names = [*everything, "replicated", "faults", "curves", "calls", "spark", "spark_write"]
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")

@@ -17,6 +17,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from typing import Any
 
 NAMES = ("herring", "sardine", "anchovy")
@@ -66,10 +67,11 @@ class LocalCluster:
         self._command: list[str] = []
         self._list = directory / "agents.json"
 
-    def start(self, shoal: str, cluster: str, names: tuple[str, ...] = NAMES) -> None:
-        """Starts one agent per name and waits until each has said its URL. Raises ClusterProblem."""
+    def start(self, shoal: str | Sequence[str], cluster: str, names: tuple[str, ...] = NAMES) -> None:
+        """Starts one agent per name and waits until each has said its URL. Raises ClusterProblem. `shoal`:
+        the command, or a program with arguments of its own that goes on as it."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._command = [shoal, "agent", "--cluster", cluster]
+        self._command = [*([shoal] if isinstance(shoal, str) else shoal), "agent", "--cluster", cluster]
         for name in names:
             self.agents.append(self._spawn(name))
             self._remember()
