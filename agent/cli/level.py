@@ -57,9 +57,12 @@ def raise_level(
     to: Annotated[
         int | None, option("N", "The level; default the highest that every member understands.", "--to")
     ] = None,
+    without: Annotated[
+        list[str] | None, option("NAME", "An agent that is gone for good; repeatable.", "--without")
+    ] = None,
 ) -> None:
     """Raise the level at once. Agents of versions that do not understand it cannot come back afterwards."""
-    document = with_admin(agent, lambda client: client.raise_level(to))
+    document = with_admin(agent, lambda client: client.raise_level(to, without or ()))
     tell(document, output, headline(document))
 
 

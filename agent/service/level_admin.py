@@ -6,10 +6,11 @@ catalog_upkeep.py's business.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from shoal.agent.levels import HOLD, Level, LevelRange, common_level, level_in
-from shoal.agent.members.tags import TAG_LEVELS
+from shoal.agent.members.tags import LIVE, TAG_LEVELS
 from shoal.agent.service.topic_admin import TopicService
 from shoal.agent.topics.catalog import RaiseLevel
 from shoal.agent.topics.catalog_upkeep import understood_levels
@@ -17,6 +18,8 @@ from shoal.errors import ShoalError
 
 NAMED_MAX = 8
 """Members that a refusal names."""
+WITHOUT_MAX = 64
+"""Agents that a request calls gone for good."""
 
 
 class LevelService(TopicService):
@@ -51,12 +54,13 @@ class LevelService(TopicService):
     def _understood(self) -> dict[str, LevelRange]:
         return understood_levels(self._roster, self._cluster.table.holders())
 
-    async def raise_level(self, wanted: object, timeout_ms: int) -> dict[str, Any]:
-        """POST /v1/cluster/level: to the level wanted, None for the highest that all understand. ShoalError
-        bad-request, level-refused, not-leader, no-leader, timeout."""
+    async def raise_level(self, wanted: object, without: object, timeout_ms: int) -> dict[str, Any]:
+        """POST /v1/cluster/level: to the level wanted, None for the highest that all understand. `without`:
+        agents that are gone for good, by id or name. ShoalError bad-request, level-refused, not-leader,
+        no-leader, timeout."""
         service = await self._current_catalog(timeout_ms)
-        level = service.catalog.level
-        target = self._highest(level) if wanted is None else level_in(wanted)
+        level, understood = service.catalog.level, self._understood_without(without)
+        target = _highest(understood.values(), level) if wanted is None else level_in(wanted)
         if target is None:
             raise ShoalError("bad-request", f"level {str(wanted)[:20]!r} is none: give a whole number from 1")
         if target < level:
@@ -64,21 +68,30 @@ class LevelService(TopicService):
                 "level-refused", f"the cluster is at level {level}, and no level is ever lowered"
             )
         if target > level:
-            self._check_understood(target)
+            self._check_understood(understood, target)
             await service.propose(RaiseLevel(target), timeout_ms)
             await service.exchange.tell_peers()
         return self.level_document()
 
-    def _highest(self, level: Level) -> Level:
-        """That all understand; the next one, which is refused, where only some understand more."""
-        understood = self._understood().values()
-        target = common_level(understood)
-        if target is not None and target > level:
-            return target
-        return Level(level + 1) if any(levels.highest > level for levels in understood) else level
+    def _understood_without(self, without: object) -> dict[str, LevelRange]:
+        understood, names = self._understood(), self._names()
+        if not isinstance(without, list) or len(without) > WITHOUT_MAX:
+            raise ShoalError("bad-request", f"without has to be a list of up to {WITHOUT_MAX} ids or names")
+        live = {member.name for member in self._roster.members() if member.status in LIVE}
+        for item in without:
+            found = [agent for agent in understood if item in (agent, names.get(agent))]
+            if len(found) != 1:
+                raise ShoalError(
+                    "bad-request",
+                    f"{str(item)[:64]!r} is no agent that counts: `shoal cluster level` shows them",
+                )
+            if found[0] in live:
+                raise ShoalError("level-refused", f"{str(item)[:64]} is alive: upgrade it, or stop it first")
+            del understood[found[0]]
+        return understood
 
-    def _check_understood(self, target: Level) -> None:
-        lacking = [item for item in sorted(self._understood().items()) if not item[1].has(target)]
+    def _check_understood(self, understood: Mapping[str, LevelRange], target: Level) -> None:
+        lacking = [item for item in sorted(understood.items()) if not item[1].has(target)]
         if not lacking:
             return
         names = self._names()
@@ -89,6 +102,14 @@ class LevelService(TopicService):
         more = f", and {len(lacking) - NAMED_MAX} more" if len(lacking) > NAMED_MAX else ""
         raise ShoalError(
             "level-refused",
-            f"not every member understands level {target}: {said}{more}; upgrade them, or take those that are"
-            " gone for good out with `shoal force-leave NAME`",
+            f"not every member understands level {target}: {said}{more}; upgrade them, or name those that are"
+            " gone for good: `shoal cluster raise-level --without NAME`",
         )
+
+
+def _highest(understood: Collection[LevelRange], level: Level) -> Level:
+    """That all understand; the next one, which is refused, where only some understand more."""
+    target = common_level(understood)
+    if target is not None and target > level:
+        return target
+    return Level(level + 1) if any(levels.highest > level for levels in understood) else level

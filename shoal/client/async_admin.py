@@ -238,9 +238,13 @@ class AdminClient(LiveObject):
         """GET /v1/cluster/level: the cluster's feature level, and which members understand which."""
         return await self._get("/v1/cluster/level")
 
-    async def raise_level(self, level: int | None = None) -> dict[str, Any]:
-        """POST /v1/cluster/level: to this level, or to the highest that every member understands."""
-        return await self._ask("POST", "/v1/cluster/level", {} if level is None else {"level": level})
+    async def raise_level(self, level: int | None = None, without: Sequence[str] = ()) -> dict[str, Any]:
+        """POST /v1/cluster/level: to this level, or to the highest that every member understands. `without`:
+        agents that are gone for good, by id or name."""
+        body: dict[str, Any] = {} if level is None else {"level": level}
+        if without:
+            body["without"] = list(without)
+        return await self._ask("POST", "/v1/cluster/level", body)
 
     async def recovery_preview(self, topic: str, partition: int) -> dict[str, Any]:
         """GET /v1/agent/recover at the first bootstrap agent: what forced recovery would do there."""

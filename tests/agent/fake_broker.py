@@ -122,6 +122,7 @@ class FakeCluster:
         self.leaders: dict[tuple[str, int], str | None] = {}
         self.catalog_leader_id: str | None = None
         self.level = 1
+        self.raised_without: list[object] = []
         self.changed = asyncio.Event()
         self.version = 1
         self.events = EventFeed("fake")
@@ -296,8 +297,9 @@ class FakeBroker:
                   "holds": False}  # fmt: skip
         return {"level": self.cluster.level, "possible": 2, "members": [member]}
 
-    async def raise_level(self, wanted: object, timeout_ms: int) -> Json:
+    async def raise_level(self, wanted: object, without: object, timeout_ms: int) -> Json:
         self._check_catalog_leader()
+        self.cluster.raised_without.append(without)
         if wanted not in (None, 1, 2):
             raise ShoalError("level-refused", f"nobody understands level {wanted}")
         self.cluster.level = 2

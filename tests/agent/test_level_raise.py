@@ -159,7 +159,7 @@ async def test_a_level_is_not_raised_while_an_agent_of_the_former_version_is_dow
     status, refusal = await raised(one, 2)
     assert (status, refusal["code"]) == (409, "level-refused")
     assert f"{name} understands 1" in refusal["detail"]
-    assert "`shoal force-leave NAME`" in refusal["detail"]
+    assert "`shoal cluster raise-level --without NAME`" in refusal["detail"]
     await eventually(lambda: has_status(one, name, "failed"))
     assert await level(one) == 1
     assert (await one.call("POST", f"/v1/members/{name}/force-leave"))[0] in (200, 204)

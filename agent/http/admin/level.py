@@ -23,12 +23,13 @@ async def show(call: Call) -> web.Response:
 async def raise_level(call: Call) -> web.Response:
     """200 with the same document once the level is durable."""
     body = await optional_object(call) or {}
-    if set(body) - {"level"}:
-        raise ShoalError("bad-request", 'nothing, or {"level": N}, is wanted')
+    if set(body) - {"level", "without"}:
+        raise ShoalError("bad-request", 'nothing, or {"level": N, "without": [NAME]}, is wanted')
     deadline = Deadline(call.timeout_ms())
 
     async def here() -> Json:
-        return await call.context.broker.raise_level(body.get("level"), deadline.remaining_ms())
+        level, without = body.get("level"), body.get("without", [])
+        return await call.context.broker.raise_level(level, without, deadline.remaining_ms())
 
     async def there(leader: Leader) -> Json:
         remaining_ms = deadline.remaining_ms()

@@ -350,7 +350,12 @@ SCHEMAS: dict[str, Schema] = {
         blocked=list_of(TEXT),
         safe_to_stop=BOOLEAN,
     ),
-    "RaiseLevel": closed({"level": {"type": "integer", "minimum": 1, "maximum": MAX_LEVEL}}),
+    "RaiseLevel": closed(
+        {
+            "level": {"type": "integer", "minimum": 1, "maximum": MAX_LEVEL},
+            "without": described(list_of(TEXT), "Agents that are gone for good, by id or name."),
+        }
+    ),
     "Level": members_of(
         level=COUNT,
         possible=or_null(COUNT),

@@ -39,8 +39,10 @@ async def test_the_level_is_raised_and_stays_as_it_is_the_second_time() -> None:
             assert (ran.code, ran.stdout) == (0, "")
             assert ran.stderr == "level 2: the highest that its members understand\n"
             assert cluster.level == 2
-        ran = await run("cluster", "raise-level", "--output", "json", agent=second.broker.url)
+        arguments = ("--without", "gone", "--without", "lost", "--output", "json")
+        ran = await run("cluster", "raise-level", *arguments, agent=second.broker.url)
         assert json.loads(ran.stdout)["level"] == 2
+        assert cluster.raised_without == [[], [], ["gone", "lost"]]
 
 
 async def test_a_refusal_is_one_line_and_changes_nothing() -> None:

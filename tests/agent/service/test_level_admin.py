@@ -17,6 +17,7 @@ from tests.agent.service.test_broker import GONE, OTHER, SELF, FakeRoster, Fixtu
 from tests.agent.topics.test_catalog_service import entry
 
 TIMEOUT_MS = 1_000
+NOBODY: list[str] = []
 
 
 class LevelRoster(FakeRoster):
@@ -36,17 +37,17 @@ class LevelFixture(Fixture):
         self.broker._roster = self.roster = roster
         self.catalog.catalog.apply(0, CreateTopic(entry()))
 
-    async def raised(self, wanted: object = None) -> int:
+    async def raised(self, wanted: object = None, *without: str) -> int:
         """The level afterwards; that of the document is the same."""
-        document = await self.broker.raise_level(wanted, TIMEOUT_MS)
+        document = await self.broker.raise_level(wanted, list(without), TIMEOUT_MS)
         assert document["level"] == self.catalog.catalog.level
         return int(document["level"])
 
-    async def refused(self, wanted: object, code: str) -> str:
+    async def refused(self, wanted: object, code: str, without: object = NOBODY) -> str:
         """The reason. Nothing was changed or proposed."""
         before = self.catalog.catalog.to_bytes()
         with pytest.raises(ShoalError) as caught:
-            await self.broker.raise_level(wanted, TIMEOUT_MS)
+            await self.broker.raise_level(wanted, without, TIMEOUT_MS)
         assert (caught.value.code, self.catalog.catalog.to_bytes()) == (code, before)
         assert self.catalog.told == 0
         return caught.value.detail
@@ -69,7 +70,7 @@ async def test_a_member_that_does_not_understand_the_level_is_named(status: str,
     fixture = LevelFixture(member(SELF, lv="1-2"), member(OTHER, status))
     detail = await fixture.refused(wanted, "level-refused")
     assert "not every member understands level 2: n-b understands 1; upgrade them" in detail
-    assert "`shoal force-leave NAME`" in detail
+    assert "`shoal cluster raise-level --without NAME`" in detail
 
 
 async def test_an_agent_two_levels_above_is_named_too() -> None:
@@ -147,3 +148,20 @@ async def test_who_holds_the_level_is_shown_and_does_not_keep_it_from_being_rais
     assert [item["holds"] for item in fixture.broker.level_document()["members"]] == [False, True]
     assert fixture.broker.level_document()["level"] == FIRST_LEVEL
     assert await fixture.raised() == 2
+
+
+async def test_those_that_are_gone_for_good_are_named_by_whoever_raises() -> None:
+    """One that failed, by its name, and one that gossip has forgotten, by its id: no other way is left."""
+    fixture = LevelFixture(member(SELF, lv="1-2"), member(GONE, "failed"))
+    assert f"{OTHER} understands 1" in await fixture.refused(2, "level-refused", ["n-c"])
+    assert "n-c understands 1" in await fixture.refused(2, "level-refused", [OTHER])
+    assert await fixture.raised(2, "n-c", OTHER) == 2
+
+
+async def test_nobody_who_is_alive_is_called_gone() -> None:
+    """Nor whoever does not exist; nothing is raised for the rest of the list."""
+    fixture = LevelFixture(member(SELF, lv="1-2"), member(OTHER), member(GONE, "suspect"))
+    assert "n-b is alive" in await fixture.refused(2, "level-refused", ["n-b"])
+    assert "n-c is alive" in await fixture.refused(2, "level-refused", ["n-c"])
+    for wrong in (["nobody"], [7], [None], "n-b", {"n-b": 1}, ["n-b"] * 65, [OTHER * 100]):
+        await fixture.refused(2, "bad-request", wrong)

@@ -46,6 +46,15 @@ async def test_a_body_that_is_no_level_changes_nothing(agent: Agent, body: Any) 
     assert agent.broker.cluster.level == 1
 
 
+async def test_agents_that_are_gone_are_passed_on_to_the_leader() -> None:
+    """By any agent."""
+    async with two_agents() as (first, second):
+        cluster = first.broker.cluster
+        cluster.catalog_leader_id = first.broker.agent_id
+        answer = await second.request("POST", PATH, {"level": 2, "without": ["gone", "lost"]})
+        assert (answer.status, cluster.raised_without) == (200, [["gone", "lost"]])
+
+
 async def test_a_refusal_is_passed_on_with_its_reason(agent: Agent) -> None:
     """Nothing changes."""
     problem = (await agent.request("POST", PATH, {"level": MAX_LEVEL})).problem("level-refused")
