@@ -22,6 +22,7 @@ from shoal.agent.durable.data_directory import wipe
 from shoal.agent.host.host import Host
 from shoal.agent.levels import SUPPORTED, LevelRange
 from shoal.agent.log_lines.names import Names
+from shoal.agent.log_lines.schema import about
 from shoal.agent.node import Node, Pool, enter_pool, start_node
 from shoal.agent.process.errors import StartError
 from shoal.agent.process.loop_lag import watch_loop_lag
@@ -206,7 +207,7 @@ class Agent:
         node.broker.waiting_reason = reason
         if reason != self._last_said:
             self._last_said = reason
-            logger.info("waiting: %s", reason)
+            logger.info("waiting: %s", reason, extra=about("waiting"))
 
     async def _announce(self, node: Node, on_ready: Callable[[Agent], None]) -> None:
         said_at_ms = node.clock.now_ms()
@@ -223,7 +224,7 @@ class Agent:
         reason = "; ".join(f"{check}: {state}" for check, state in checks if state != "ok")
         if reason and reason != self._last_said:
             self._last_said = reason
-            logger.warning("not ready yet: %s", reason)
+            logger.warning("not ready yet: %s", reason, extra=about("not-ready"))
 
 
 # ---- the process -------------------------------------------------------------------------------------------
@@ -241,10 +242,10 @@ async def run_agent(config: AgentConfig, ready: Callable[[Agent], None] | None =
             while await Agent(config).run(stop, ready) is Outcome.DISSOLVED:
                 logger.info("starting again with an empty directory, to join the other cluster")
         except (StartError, PortError) as error:
-            logger.error("%s", error)
+            logger.error("%s", error, extra=about("start-failed"))
             return EXIT_FAILED
         except ConfigError as error:
-            logger.error("%s", error)
+            logger.error("%s", error, extra=about("start-failed"))
             return EXIT_USAGE
         except BaseExceptionGroup as group:
             report(group)

@@ -30,6 +30,7 @@ from shoal.agent.http.admission.limits import limits_for
 from shoal.agent.http.app import make_runner
 from shoal.agent.levels import HOLD, LevelRange
 from shoal.agent.log_lines.names import Names
+from shoal.agent.log_lines.schema import about
 from shoal.agent.members.contact import PoolContact
 from shoal.agent.members.duplicate_identity import DuplicateIdentityWatch, Life
 from shoal.agent.members.gossip_start import Entry, enter, start_discovery
@@ -129,6 +130,7 @@ async def start_node(
     runs with this identity."""
     config, identity = directory.config, directory.identity
     names.learn_agent(identity.agent_id, identity.name)
+    names.own = identity.name
     lookup = Lookup()
     address = await settle_address(config, lookup)
     listener, url = await _listen_http(config, identity, parts)
@@ -302,6 +304,7 @@ async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
         config.cluster,
         config.data,
         directory.disk.kind,
+        extra=about("listening"),
     )
     contact = await _start_meeting(node, membership, parts)
     return Pool(membership, identity, contact, NameWatch(config, node.address, node.lookup, _mover(node)))

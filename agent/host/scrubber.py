@@ -164,7 +164,7 @@ class Scrubber:
         for item in found:
             if not any(touches(item, other) for other in known):
                 self.statistics.ranges_found += 1
-                logger.error("%s: damage found by the scrubber: %s", replica.group, item)
+                logger.error("%s: damage found, by the scrubber: %s", replica.group, item)
         replica.damaged_ranges = tuple(merge([*known, *found]))
         self._host.damaged(replica.group)
 

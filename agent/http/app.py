@@ -32,6 +32,7 @@ from shoal.agent.http.front import Connection, Shared
 from shoal.agent.http.produce import produce
 from shoal.agent.http.produce.fast_append import FastAppends
 from shoal.agent.interface import Broker
+from shoal.agent.log_lines.schema import about
 from shoal.agent.metrics.measures import ABORTED, NO_OPERATION
 from shoal.errors import ShoalError, shown
 from shoal.lookup import Lookup
@@ -77,7 +78,12 @@ class Dispatcher:
             except ConnectionError:
                 raise
             except Exception:
-                logger.exception("a request failed: %s %s; this is a bug", request.method, request.raw_path)
+                logger.exception(
+                    "a request failed: %s %s; this is a bug",
+                    request.method,
+                    request.raw_path,
+                    extra=about("request-failed", request=f"{request.method} {request.raw_path}"),
+                )
                 internal = ShoalError("internal", "the agent failed unexpectedly; its log says how")
                 response = refusal(request, internal, close=True)
             await prepare(response, request)

@@ -426,7 +426,9 @@ class Connection(Front):
         except ShoalError as error:
             append.set_exception(error)
         except Exception:
-            logger.exception("topic %s: an append failed; this is a bug", append.request.topic)
+            topic = append.request.topic
+            said = about("request-failed", topic=topic, request=f"POST /v1/topics/{topic}/records")
+            logger.exception("topic %s: an append failed; this is a bug", topic, extra=said)
             append.set_exception(ShoalError("internal", "the agent failed unexpectedly; its log says how"))
         else:
             if not begun:

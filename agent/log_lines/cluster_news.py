@@ -43,30 +43,40 @@ _OPPOSITE: Final = dict(_OPPOSITES) | {second: first for first, second in _OPPOS
 
 
 class Line(NamedTuple):
-    """`event`, `names` (the first NAMED_MAX) and `total` are for programs."""
+    """`event`, `names` (the first NAMED_MAX), `total` and `term` are for programs. term: of the leader, where the
+    line is about one partition's."""
 
     level: str
     event: str
     text: str
     names: tuple[str, ...]
     total: int
+    term: int | None = None
 
 
 class PartitionView(NamedTuple):
     """A partition as this agent sees it. is_mine: this agent leads it. missing: agents that are gone and have
-    a replica of it. is_concern: this agent tells when there is no leader."""
+    a replica of it. is_concern: this agent tells when there is no leader. term: the newest that was heard of."""
 
     leader: str | None
     is_mine: bool
     missing: tuple[str, ...]
     is_concern: bool
+    term: int
+
+
+class _Beside(NamedTuple):
+    """What to say of one member or partition."""
+
+    names: tuple[str, ...]
+    term: int | None
 
 
 class ClusterNews:
     """One per agent; to be asked for lines() at deadline_ms() at the latest."""
 
     def __init__(self) -> None:
-        self._untold: dict[str, dict[str, tuple[str, ...]]] = {event: {} for event in TEXTS}
+        self._untold: dict[str, dict[str, _Beside]] = {event: {} for event in TEXTS}
         """By event: names, with what to say beside each."""
         self._told_ms: dict[str, int] = {}
         self._statuses: dict[str, str] = {}
@@ -123,6 +133,7 @@ class ClusterNews:
                 "leadership-gained" if view.is_mine else "leadership-lost",
                 where,
                 (view.leader,) if view.leader else (),
+                view.term,
             )
         missing = view.missing if view.is_mine else ()
         if missing and missing != self._missing.get(where):
@@ -137,12 +148,12 @@ class ClusterNews:
         if where in self._told_leaderless:
             self._told_leaderless.discard(where)
             if view.leader is not None:
-                self._note("partition-led", where)
+                self._note("partition-led", where, term=view.term)
 
-    def _note(self, event: str, name: str, beside: tuple[str, ...] = ()) -> None:
+    def _note(self, event: str, name: str, beside: tuple[str, ...] = (), term: int | None = None) -> None:
         opposite = self._untold.get(_OPPOSITE.get(event, ""), {})
         if opposite.pop(name, None) is None:
-            self._untold[event][name] = beside
+            self._untold[event][name] = _Beside(beside, term)
 
     def deadline_ms(self) -> int | None:
         """When there will be something to tell; None while nothing waits."""
@@ -170,10 +181,11 @@ class ClusterNews:
         untold, self._untold[event] = self._untold[event], {}
         level, text = TEXTS[event]
         named = _listed(list(untold))
-        beside = sorted({item for items in untold.values() for item in items})
+        beside = sorted({name for item in untold.values() for name in item.names})
         if beside and event in BESIDE:
             named += f" ({BESIDE[event]}: {_listed(beside)})"
-        return Line(level, event, text.format(named), tuple(untold)[:NAMED_MAX], len(untold))
+        term = next(iter(untold.values())).term if len(untold) == 1 else None
+        return Line(level, event, text.format(named), tuple(untold)[:NAMED_MAX], len(untold), term)
 
 
 def _listed(names: list[str]) -> str:

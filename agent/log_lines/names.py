@@ -20,10 +20,12 @@ _CATALOG_ID = bytes(16)
 
 
 class Names:
-    """One agent's table. `find_topic` answers the name of a topic id, None for one that it does not know."""
+    """One agent's table. `find_topic` answers the name of a topic id, None for one that it does not know; `own`
+    is this agent's name."""
 
     def __init__(self) -> None:
         self.find_topic: Callable[[bytes], str | None] = lambda _: None
+        self.own: str | None = None
         self._agents: dict[str, str] = {}
 
     @contextmanager
@@ -60,6 +62,11 @@ class Names:
 
 
 _CURRENT: ContextVar[Names] = ContextVar("names", default=Names())  # noqa: B039 -- nobody fills the default
+
+
+def own_name() -> str | None:
+    """Of the agent whose code this is; None before it has read its directory."""
+    return _CURRENT.get().own
 
 
 def agent_name(agent_id: str) -> str:

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Sequence
 
 from shoal.agent.log_lines.names import agent_name
+from shoal.agent.log_lines.schema import about
 from shoal.agent.partition.replica import Replica
 from shoal.agent.partition.state.log_time import SETTLE_MS, PeerTime, SteadyClock
 from shoal.agent.partition.state.retention import MAX_OPINION_AGE_MS, PeerDifferences
@@ -130,9 +131,10 @@ class PeerClocks:
                 " (chronyc makestep, timedatectl)",
                 (wall_us - believed_us) / 1e6,
                 SETTLE_MS // 60_000,
+                extra=about("clock-skew"),
             )
         elif self._is_doubted and not is_doubted:
-            logger.info("clock skew is over: this machine's clock is believed again")
+            logger.info("clock skew is over: this machine's clock is believed again", extra=about("clock-skew-over"))
         self._is_doubted = is_doubted
 
     def _tell(self, peer: str, theirs: PeerTime, now_ms: int) -> None:
@@ -143,7 +145,12 @@ class PeerClocks:
         elif peer not in self._told:
             self._told.add(peer)
             difference_s = (theirs.believed_us - own_us) / 1e6
-            logger.warning("clock skew: %s differs by %.0f s; set its clock", agent_name(peer), difference_s)
+            logger.warning(
+                "clock skew: %s differs by %.0f s; set its clock",
+                agent_name(peer),
+                difference_s,
+                extra=about("clock-skew", members=(agent_name(peer),), total=1),
+            )
 
     async def _on_asked(self, _peer: str, _payload: bytes) -> bytes:
         return _TIMES.pack(self.now_us(self._clock.now_ms()), self._clock.now_us())

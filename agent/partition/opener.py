@@ -213,7 +213,7 @@ async def _start(
     assert stored is not None
     identity = stores.identity(plan.group)
     for item in log.damage:
-        logger.error("%s: damage found at the start: %s", plan.group, item)
+        logger.error("%s: damage found, at the start: %s", plan.group, item)
     try:
         await _check_log(stores, record, stored[1], log, plan)
         floor = await _raise_floor(stores, plan.group, log)

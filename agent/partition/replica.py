@@ -565,7 +565,7 @@ class Replica:
         if item is None or self.failure is not None:
             return
         if not any(touches(item, known) for known in self.damaged_ranges):
-            logger.error("%s: damage found by a read: %s", self.group, item)
+            logger.error("%s: damage found, by a read: %s", self.group, item)
             self.damaged_ranges = tuple(merge([*self.damaged_ranges, item]))
         self.host.damaged(self.group)
 

@@ -17,6 +17,7 @@ from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.host.host import Host
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
+from shoal.agent.log_lines.schema import about
 from shoal.agent.members.roster import Roster, candidate_of
 from shoal.agent.partition.replica import Replica
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
@@ -316,7 +317,7 @@ class Rebalancer:
         except (ReplicationError, ShoalError) as error:
             logger.debug("%s: cannot change replicas now: %s", replica.group, error)
             return
-        logger.info("%s: %s", replica.group, _told(step, before))
+        logger.info("%s: %s", replica.group, _told(step, before), extra=about("replicas-changing"))
 
     # ---- learners --------------------------------------------------------------------------------
 

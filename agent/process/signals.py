@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from shoal.agent.log_lines.schema import about
 from shoal.agent.process.errors import StartError
 from shoal.agent.process.ports import PortError
 from shoal.segment_store.errors import StoreError
@@ -37,9 +38,9 @@ def report(group: BaseExceptionGroup[BaseException]) -> None:
     """A part has failed: log one line for a fault of the start, and the traceback of any other."""
     faults, others = group.split((StartError, PortError, StoreError))
     for fault in _leaves(faults):
-        logger.error("%s", fault)
+        logger.error("%s", fault, extra=about("agent-failed"))
     if others is not None:
-        logger.error("the agent failed and stops", exc_info=others)
+        logger.error("the agent failed and stops", exc_info=others, extra=about("agent-failed"))
 
 
 def _leaves(group: BaseExceptionGroup[BaseException] | None) -> Iterator[BaseException]:

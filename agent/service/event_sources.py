@@ -18,6 +18,7 @@ from shoal.agent.events.change_counter import Watch
 from shoal.agent.events.feed import EventFeed
 from shoal.agent.log_lines.cluster_news import ClusterNews, PartitionView
 from shoal.agent.log_lines.names import agent_name
+from shoal.agent.log_lines.schema import Facts, about, partition_facts
 from shoal.agent.members import tags
 from shoal.agent.members.roster import Roster
 from shoal.agent.routing.table import RouteTable
@@ -29,7 +30,7 @@ WAIT_MS = 60_000
 MEMBER_KINDS = {kind: kind for kind in ("joined", "suspected", "failed", "left", "updated")}
 MEMBER_KINDS["reaped"] = "forgotten"
 TAGS_OF_PROGRESS = frozenset((tags.TAG_PLACEMENT, tags.TAG_CATALOG, tags.TAG_TOPICS))
-DELETED = PartitionView(None, is_mine=False, missing=(), is_concern=False)
+DELETED = PartitionView(None, is_mine=False, missing=(), is_concern=False, term=0)
 
 logger = logging.getLogger("shoal.agent")
 
@@ -95,8 +96,16 @@ class EventSources:
         """In how many milliseconds to look again at the latest."""
         now_ms = self._now_ms()
         for line in self.news.lines(now_ms):
-            fields = {"event": line.event, "names": line.names, "total": line.total}
-            getattr(logger, line.level)("%s", line.text, extra=fields)
+            facts: Facts = {"total": line.total}
+            if line.event.startswith("member-"):
+                facts["members"] = line.names
+            else:
+                facts["partitions"] = line.names
+            if line.total == 1 and "partitions" in facts:
+                facts |= partition_facts(line.names[0])
+            if line.term is not None:
+                facts["term"] = line.term
+            getattr(logger, line.level)("%s", line.text, extra=about(line.event, **facts))
         deadline_ms = self.news.deadline_ms()
         return WAIT_MS if deadline_ms is None else min(WAIT_MS, max(1, deadline_ms - now_ms))
 
@@ -138,7 +147,7 @@ class EventSources:
         missing = tuple(agent_name(voter) for voter in now.voters if voter not in self._live)
         tells = own in now.voters or len(missing) == len(now.voters)
         leader = None if now.leader is None else agent_name(now.leader)
-        return PartitionView(leader, now.leader == own, missing, is_concern=tells and not is_deleted)
+        return PartitionView(leader, now.leader == own, missing, tells and not is_deleted, now.term)
 
     def _tell(self, group: GroupId, now: AnnouncedState, before: AnnouncedState | None) -> None:
         where = {"topic": now.topic, "partition": group.partition, "term": now.term}

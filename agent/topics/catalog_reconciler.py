@@ -16,6 +16,7 @@ from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.host.host import Host
 from shoal.agent.log_lines.names import topic_name
 from shoal.agent.log_lines.repeats import once_a_minute
+from shoal.agent.log_lines.schema import about
 from shoal.agent.partition.plan import Plan
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.topics.catalog import PartitionBirth, TopicEntry
@@ -148,7 +149,7 @@ class TopicReplicas:
         states = Counter(self._groups.status(GroupId(item[0].topic_id, item[1])).state for item in opened)
         if opened:
             counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-            logger.info("%s %d replicas: %s", what, len(opened), counts)
+            logger.info("%s %d replicas: %s", what, len(opened), counts, extra=about(f"{what}-replicas"))
 
     def pass_settings_on(self) -> None:
         """To replicas that are open already."""

@@ -22,6 +22,7 @@ from shoal.agent.host.unsafe_recovery import EPOCH_BITS
 from shoal.agent.levels import SUPPORTED, LevelRange
 from shoal.agent.log_lines.names import topic_name
 from shoal.agent.log_lines.repeats import once_a_minute
+from shoal.agent.log_lines.schema import about
 from shoal.agent.members.roster import Roster
 from shoal.agent.partition.plan import Plan, StateMachine
 from shoal.agent.partition.state.retention import Retention
@@ -217,7 +218,11 @@ class CatalogService:
             self._outgrown.set()
             return
         self.halted = f"the catalog's record {offset} cannot be understood: {error}"
-        logger.error("_catalog: %s; upgrade this agent to the version of its peers", self.halted)
+        logger.error(
+            "_catalog: %s; upgrade this agent to the version of its peers",
+            self.halted,
+            extra=about("catalog-halted"),
+        )
 
     def _apply_command(self, offset: int, command: Command) -> None:
         if offset > self.catalog.offset and not isinstance(command, BeginEpoch):

@@ -393,7 +393,7 @@ class Membership(AgentPool):
             await asyncio.to_thread(self._keep_keyring, keyring)
         except OSError as error:
             fault = f"the keyring could not be written: {error.strerror or error}"
-            logger.error("%s", fault)
+            logger.error("%s", fault, extra={"event": "keyring-not-saved"})
         self._input(KeyringKept(fault))
 
     def _answer(self, payload: bytes | None, query: ReceivedQuery) -> None:
@@ -480,7 +480,7 @@ class Membership(AgentPool):
         if isinstance(fault, WireError) and fault.reason in ("key", "label"):
             line = self._offenders.note(who, fault.detail, self._now_ms())
             if line is not None:
-                logger.warning("%s", line)
+                logger.warning("%s", line, extra={"event": "stranger-rejected"})
 
 
 def outward_address() -> str:

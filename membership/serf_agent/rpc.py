@@ -362,6 +362,6 @@ class SerfClient(Commands):
                 return await RpcConnection.open(self.host, self.port, self._auth_key)
             except RpcError as fault:
                 if fault.reason == "refused" and self._fault.reason != "refused":
-                    logger.error("%s", fault.detail)
+                    logger.error("%s", fault.detail, extra={"event": "serf-agent-refused"})
                 self._fault = fault
                 delay_ms = min(2 * delay_ms, BACKOFF_MS_MAX)

@@ -352,6 +352,8 @@ def test_what_happens_to_members_and_partitions_is_logged_once(caplog: pytest.Lo
         told_by.log_what_is_due()
         fields = [(vars(record)["event"], vars(record)["total"]) for record in caplog.records]
         assert fields == [("leadership-gained", 1), ("partition-under-replicated", 1)]
+        where = [(vars(r)["topic"], vars(r)["partition"], vars(r).get("term")) for r in caplog.records]
+        assert where == [("orders", 3, 2), ("orders", 3, None)]
         assert logged(caplog) == ["leadership gained: orders/3", "under-replicated: orders/3 (missing: ann)"]
         told_by.on_member_event(MemberEvent("joined", member()))
         roster.live = frozenset("abc")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from shoal.agent.log_lines.schema import OTHER, slug
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
@@ -61,3 +64,22 @@ def test_logger_calls_show_topics_by_name() -> None:
 def test_the_text_of_a_line_is_a_constant() -> None:
     """Lines of one place are counted together, and found in the code by their text."""
     assert [call.place for call in calls() if not isinstance(call.node.args[0], ast.Constant)] == []
+
+
+def test_every_call_has_an_event() -> None:
+    """It is stated, or its text has words for one; a text of libraries below says it too."""
+    silent = [
+        call.place
+        for call in calls()
+        if slug(str(call.node.args[0].value)) == OTHER  # type: ignore[attr-defined]
+        and not any(keyword.arg == "extra" for keyword in call.node.keywords)
+    ]
+    assert silent == []
+    below = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for package in ("membership", "segment_store", "replication")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if re.search(r'logger\.\w+\("%s", ', line) and '"event"' not in line
+    ]
+    assert below == []

@@ -15,10 +15,10 @@ from shoal.agent.log_lines.cluster_news import (
     PartitionView,
 )
 
-LED_HERE = PartitionView("cod", is_mine=True, missing=(), is_concern=True)
-LED_THERE = PartitionView("herring", is_mine=False, missing=(), is_concern=True)
-LEADERLESS = PartitionView(None, is_mine=False, missing=(), is_concern=True)
-GONE = PartitionView(None, is_mine=False, missing=(), is_concern=False)
+LED_HERE = PartitionView("cod", is_mine=True, missing=(), is_concern=True, term=7)
+LED_THERE = PartitionView("herring", is_mine=False, missing=(), is_concern=True, term=7)
+LEADERLESS = PartitionView(None, is_mine=False, missing=(), is_concern=True, term=7)
+GONE = PartitionView(None, is_mine=False, missing=(), is_concern=False, term=7)
 
 
 class Log:
