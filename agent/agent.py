@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from enum import Enum, auto
 from typing import Any, TypeVar
@@ -22,13 +23,17 @@ from shoal.agent.durable.data_directory import wipe
 from shoal.agent.host.host import Host
 from shoal.agent.levels import SUPPORTED, LevelRange
 from shoal.agent.log_lines.names import Names
+from shoal.agent.log_lines.output import set_level
 from shoal.agent.log_lines.schema import about
 from shoal.agent.node import Node, Pool, enter_pool, start_node
+from shoal.agent.process.config_source import ConfigSource
 from shoal.agent.process.errors import StartError
 from shoal.agent.process.loop_lag import watch_loop_lag
 from shoal.agent.process.ports import PortError
+from shoal.agent.process.service_manager import ServiceManager
 from shoal.agent.process.signals import allow_open_files, asked_by_signals, report
 from shoal.agent.process.supervisor import run_cores
+from shoal.agent.reload import Reloads, reloading, with_values
 from shoal.agent.service.broker import Broker
 
 EXIT_OK = 0
@@ -68,7 +73,12 @@ class Agent:
     """One agent. A property of a stage that has not been reached raises AttributeError."""
 
     def __init__(
-        self, config: AgentConfig, *, rng: random.Random | None = None, levels: LevelRange = SUPPORTED
+        self,
+        config: AgentConfig,
+        *,
+        rng: random.Random | None = None,
+        levels: LevelRange = SUPPORTED,
+        manager: ServiceManager | None = None,
     ) -> None:
         self.directory: Directory | None = None
         self.node: Node | None = None
@@ -81,10 +91,14 @@ class Agent:
         self._last_said = ""
         self._goodbyes: list[Callable[[], Awaitable[None]]] = []
         self._names = Names()
+        self._manager = manager or ServiceManager({}, 0)
+        self._followed: dict[str, Any] = {}
 
     @property
     def config(self) -> AgentConfig:
-        """As given; once the directory is open, with what that settles."""
+        """As given; once the directory is open, with what that settles; then as it was reloaded last."""
+        if self.node is not None:
+            return self.node.config
         return self._config if self.directory is None else self.directory.config
 
     @property
@@ -132,9 +146,21 @@ class Agent:
                 life.result()
             return Outcome.STOPPED if self._dissolved is None else Outcome.DISSOLVED
 
+    def follow(self, values: Mapping[str, Any]) -> None:
+        """New values of settings that count while an agent runs. Once it has reached a stage, that stage has
+        them."""
+        self._followed |= values
+        if self.node is None:
+            return
+        broker = self.node.broker
+        broker.config = with_values(broker.config, self._followed)
+        if self.cluster is not None:
+            self.cluster.joined.scrubber.set_rate(broker.config.scrub_bytes_per_s)
+
     async def _leave(self) -> None:
         """The goodbyes of the parts that have started, the last one first."""
         logger.info("leaving the cluster")
+        self._manager.stopping()
         for goodbye in reversed(self._goodbyes):
             await goodbye()
 
@@ -175,7 +201,9 @@ class Agent:
             self._config, parts, self._wipe_if_dissolved, self._levels
         )
         node = self.node = await start_node(directory, self._names, parts, self._rng, stop.ask, self._levels)
+        self.follow({})
         pool = self.pool = await enter_pool(node, parts)
+        self._manager.ready(f"listening: {node.url}")
         self._goodbyes.append(pool.membership.leave)
         async with asyncio.TaskGroup() as tasks:
             running = [
@@ -207,6 +235,7 @@ class Agent:
         node.broker.waiting_reason = reason
         if reason != self._last_said:
             self._last_said = reason
+            self._manager.status(f"waiting: {reason}")
             logger.info("waiting: %s", reason, extra=about("waiting"))
 
     async def _announce(self, node: Node, on_ready: Callable[[Agent], None]) -> None:
@@ -216,7 +245,9 @@ class Agent:
             if node.clock.now_ms() - said_at_ms >= UNREADY_SAID_MS:
                 said_at_ms = node.clock.now_ms()
                 self._say_unready(node)
-        logger.info("ready: %s (%s, cluster %s)", node.url, node.identity.name, node.config.cluster)
+        text = f"{node.url} ({node.identity.name}, cluster {node.config.cluster})"
+        self._manager.status(f"ready: {text}")
+        logger.info("ready: %s", text, extra=about("ready"))
         on_ready(self)
 
     def _say_unready(self, node: Node) -> None:
@@ -224,30 +255,59 @@ class Agent:
         reason = "; ".join(f"{check}: {state}" for check, state in checks if state != "ok")
         if reason and reason != self._last_said:
             self._last_said = reason
+            self._manager.status(f"not ready yet: {reason}")
             logger.warning("not ready yet: %s", reason, extra=about("not-ready"))
 
 
 # ---- the process -------------------------------------------------------------------------------------------
 
 
-async def run_agent(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> int:
+async def run_agent(
+    config: AgentConfig, ready: Callable[[Agent], None] | None = None, source: ConfigSource | None = None
+) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code. `ready` is called once the agent can serve. The
-    first signal hands leadership over and leaves, the second stops at once. A fault is one line."""
+    first signal hands leadership over and leaves, the second stops at once. SIGHUP reads `source` again;
+    without one it ends the process. A fault is one line."""
+    manager = ServiceManager(os.environ, os.getpid())
     if config.cores > 1:
-        return await run_cores(config)
+        return await run_cores(config, source, manager)
     allow_open_files()
     stop = StopRequest()
-    with asked_by_signals(stop.ask):
-        try:
-            while await Agent(config).run(stop, ready) is Outcome.DISSOLVED:
-                logger.info("starting again with an empty directory, to join the other cluster")
-        except (StartError, PortError) as error:
-            logger.error("%s", error, extra=about("start-failed"))
-            return EXIT_FAILED
-        except ConfigError as error:
-            logger.error("%s", error, extra=about("start-failed"))
-            return EXIT_USAGE
-        except BaseExceptionGroup as group:
-            report(group)
-            return EXIT_FAILED
+    agents: list[Agent] = []
+
+    def follow(values: Mapping[str, Any]) -> None:
+        if "log_level" in values:
+            set_level(values["log_level"])
+        for agent in agents:
+            agent.follow(values)
+
+    async with reloading(config, source, follow) as reloads:
+        with asked_by_signals(stop.ask, None if source is None else reloads.ask), manager:
+            return await _run_lives(reloads, stop, ready, manager, agents)
+
+
+async def _run_lives(
+    reloads: Reloads,
+    stop: StopRequest,
+    ready: Callable[[Agent], None] | None,
+    manager: ServiceManager,
+    agents: list[Agent],
+) -> int:
+    """One agent after the other, for its empty cluster may dissolve. `agents`: the one that lives."""
+    try:
+        while True:
+            agent = Agent(reloads.config, manager=manager)
+            agents[:] = [agent]
+            if await agent.run(stop, ready) is not Outcome.DISSOLVED:
+                break
+            logger.info("starting again with an empty directory, to join the other cluster")
+    except (StartError, PortError) as error:
+        logger.error("%s", error, extra=about("start-failed"))
+        return EXIT_FAILED
+    except ConfigError as error:
+        logger.error("%s", error, extra=about("start-failed"))
+        return EXIT_USAGE
+    except BaseExceptionGroup as group:
+        report(group)
+        return EXIT_FAILED
     return EXIT_FAILED if stop.at_once.is_set() else EXIT_OK

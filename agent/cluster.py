@@ -132,7 +132,7 @@ class Cluster:
             host=joined.host,
             catalog=lambda: joined.catalog.catalog,
             now_ms=node.clock.now_ms,
-            replace_after_ms=node.config.replace_after_ms,
+            replace_after_ms=lambda: node.config.replace_after_ms,
             lost_replicas=self.lost_replicas,
         )
         births = BirthTelling(joined.host.newborns, joined.catalog, node.roster)
@@ -141,7 +141,7 @@ class Cluster:
             node.roster,
             joined.catalog,
             node.clock.now_ms,
-            replace_after_ms=node.config.replace_after_ms,
+            replace_after_ms=lambda: node.config.replace_after_ms,
         )
         levels = LevelUpkeep(
             node.roster,

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal.addresses import is_host_name, plain_origin
+from shoal.agent.log_lines.schema import FORMATS, LEVELS
 from shoal.agent.settings import ConfigError as ConfigError
 from shoal.agent.settings import (
     Effect,
@@ -90,6 +91,14 @@ class PoolSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What is logged, and as what."""
+
+    log_format: str = "auto"
+    log_level: str = setting("info", effect=Effect.RELOAD)
+
+
+@dataclass(frozen=True, slots=True)
 class AgentConfig:
     """A port of None means the default, or the next free one above it. Ports of 0 let the kernel choose.
     Durations are milliseconds."""
@@ -109,18 +118,19 @@ class AgentConfig:
     weight: int = 100
     gossip: str = "embedded"
     pool: PoolSettings = field(default_factory=PoolSettings)
+    log: LogSettings = field(default_factory=LogSettings)
     cores: int = 1
     mdns: bool | None = None
     disk: str = "auto"
     event_loop: str = "direct"
-    auto_create_topics: bool = True
+    auto_create_topics: bool = setting(True, effect=Effect.RELOAD)
     discovery_window_ms: int = setting(3_000, effect=Effect.FOUNDING)
     heartbeat_interval_ms: int = 100
     election_timeout_ms: int = 600
-    shutdown_timeout_ms: int = 10_000
+    shutdown_timeout_ms: int = setting(10_000, effect=Effect.RELOAD)
     dissolve_timeout_ms: int = 15_000
-    replace_after_ms: int = 5 * 60_000
-    scrub_bytes_per_s: int = 8 * 2**20
+    replace_after_ms: int = setting(5 * 60_000, effect=Effect.RELOAD)
+    scrub_bytes_per_s: int = setting(8 * 2**20, effect=Effect.RELOAD)
     hold_level: bool = False
 
     @classmethod
@@ -219,6 +229,12 @@ class AgentConfig:
                 raise ConfigError(
                     f"{flag} {value!r} is not a name: use 1 to {MAX_NAME_CHARACTERS} letters, digits, . _ -"
                 )
+        if self.log.log_format not in FORMATS:
+            raise ConfigError(
+                f"log_format {self.log.log_format!r} is unknown: use one of {', '.join(FORMATS)}"
+            )
+        if self.log.log_level not in LEVELS:
+            raise ConfigError(f"log_level {self.log.log_level!r} is none: use one of {', '.join(LEVELS)}")
         if self.disk not in DISKS:
             raise ConfigError(f"disk {self.disk!r} is unknown: use one of {', '.join(DISKS)}")
         if self.event_loop not in EVENT_LOOPS:

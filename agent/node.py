@@ -95,8 +95,8 @@ class Node:
 
     @property
     def config(self) -> AgentConfig:
-        """With the cluster's name settled."""
-        return self.directory.config
+        """With the cluster's name settled, and as it was reloaded last."""
+        return self.broker.config
 
     @property
     def agent_id(self) -> str:

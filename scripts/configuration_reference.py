@@ -108,6 +108,11 @@ SETTINGS: Mapping[str, Words] = {
     "gossip_verify_outgoing": Words("Seal outgoing gossip. False only while a key is introduced."),
     "serf_rpc": Words("RPC address of the Serf agent.", f"127.0.0.1:{DEFAULT_SERF_RPC_PORT}"),
     "serf_auth_key": Words("The Serf agent's `rpc_auth`.", "none"),
+    "log_format": Words(
+        "`text`, `json`, or `auto`: text on a terminal,"
+        " [JSON lines](operations/monitoring.md#the-log) elsewhere."
+    ),
+    "log_level": Words("Least level that is logged: `debug`, `info`, `warning` or `error`."),
     "cores": Words("Number of agents on this host, each with its own directory and ports, 1 to 256."),
     "mdns": Words("Find agents by mDNS.", "true on loopback, and where `cluster` is given"),
     "disk": Words("`ring` (io_uring), `threads`, or `auto`: io_uring where the kernel allows it."),

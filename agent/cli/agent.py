@@ -13,7 +13,6 @@ import os
 import shutil
 import tempfile
 import time
-import tomllib
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,8 +23,8 @@ from shoal.agent.cli.terminal.output import CliError, UsageError, say
 if TYPE_CHECKING:
     from shoal.agent.agent import Agent
     from shoal.agent.config import AgentConfig
+    from shoal.agent.process.config_source import ConfigFile, ConfigSource
 
-CONFIG_FILE_BYTES_MAX = 1 << 20
 DEV_PREFIX = "shoal-dev-"
 ABANDONED_SECONDS = 60
 """A directory that was changed since may belong to a run that has not taken its lock yet."""
@@ -90,57 +89,74 @@ def agent(
     gossip_label: Annotated[
         str | None, option("NAME", "Meet only agents of this label; Serf has none.")
     ] = None,
+    log_format: Annotated[
+        str | None, option("FORM", "text, json, or auto: text on a terminal, JSON lines elsewhere.")
+    ] = None,
+    log_level: Annotated[str | None, option("LEVEL", "debug, info, warning or error; default info.")] = None,
     cores: Annotated[int | None, option("N", "Run N agents, each with a directory of its own.")] = None,
     config: Annotated[str | None, option("FILE", "TOML with the same names as the flags.")] = None,
+    check: Annotated[bool, flag("Only check what a start needs; nothing is changed.", "--check")] = False,
 ) -> None:
     """Run an agent. Flags win over SHOAL_* variables, and variables over the file.
 
     SIGTERM or Ctrl-C hands leadership over and leaves the cluster; a second one stops at once.
+    SIGHUP reads the file again.
     """
     flags = dict(locals())  # every parameter, and nothing else yet: their names are those of the settings
-    del flags["config"]
-    raise typer.Exit(_run(configuration(flags, dict(os.environ), read_file(config))))
+    del flags["config"], flags["check"]
+    source = source_of(flags, config)
+    settled, _ = configuration(source)
+    raise typer.Exit(_check(settled) if check else _run(settled, source))
 
 
-def read_file(path: str | None) -> dict[str, Any]:
-    """The settings of the configuration file; nothing where there is none. Raises CliError."""
-    path = path or os.environ.get("SHOAL_CONFIG")
-    if not path:
-        return {}
-    try:
-        with open(path, "rb") as file:
-            return tomllib.loads(file.read(CONFIG_FILE_BYTES_MAX).decode())
-    except OSError as error:
-        raise CliError(f"--config {path}: {error.strerror}", "name a readable TOML file") from error
-    except ValueError as error:
-        raise CliError(f"--config {path} is not TOML: {error}", "mend the file") from error
+def source_of(flags: dict[str, Any], path: str | None) -> ConfigSource:
+    """These flags, this process's variables, and the file, which a variable may name."""
+    from shoal.agent.process.config_source import ConfigSource
+
+    return ConfigSource(flags, dict(os.environ), path or os.environ.get("SHOAL_CONFIG", ""))
 
 
-def configuration(flags: dict[str, Any], environment: dict[str, str], file: dict[str, Any]) -> AgentConfig:
-    """Flags, variables and file merged. Raises UsageError."""
-    from shoal.agent.config import AgentConfig, ConfigError
+def configuration(source: ConfigSource) -> tuple[AgentConfig, ConfigFile]:
+    """Flags, variables and file merged; and the file. Raises CliError, UsageError."""
+    from shoal.agent.config import ConfigError
+    from shoal.agent.process.config_source import ConfigFileError
 
     try:
-        return AgentConfig.from_sources(flags, environment, file)
+        file = source.file()
+        return source.settle(file), file
+    except ConfigFileError as error:
+        raise CliError(f"--config {error}") from error
     except ConfigError as error:
         raise UsageError(str(error)) from error
 
 
-def _run(config: AgentConfig, *, greet: bool = False) -> int:
+def _check(config: AgentConfig) -> int:
+    """One line each; 1 where a start would fail."""
+    from shoal.agent.start_check import check_start
+
+    findings = asyncio.run(check_start(config))
+    for finding in findings:
+        print(f"{'ok' if finding.is_good else 'FAILED':<7} {finding.what}: {finding.found}")
+    return 0 if all(finding.is_good for finding in findings) else 1
+
+
+def _run(config: AgentConfig, source: ConfigSource | None = None, *, greet: bool = False) -> int:
     from shoal.agent.process.footprint import import_no_frames, keep_freed_memory
 
     import_no_frames()  # before pyarrow is imported, with all that follows
     keep_freed_memory()
-    from shoal.agent.agent import run_agent
-    from shoal.agent.log_lines.repeats import RepeatFilter
+    from shoal.agent.agent import EXIT_FAILED, run_agent
+    from shoal.agent.log_lines.output import install
     from shoal.agent.process.event_loop import new_event_loop
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(RepeatFilter())
+    install(config.log.log_format, config.log.log_level)
     direct = config.event_loop == "direct"
-    with asyncio.Runner(loop_factory=lambda: new_event_loop(direct=direct)) as runner:
-        return runner.run(run_agent(config, lambda agent: _begin(agent, greet)))
+    try:
+        with asyncio.Runner(loop_factory=lambda: new_event_loop(direct=direct)) as runner:
+            return runner.run(run_agent(config, lambda agent: _begin(agent, greet), source))
+    except Exception:
+        logging.getLogger("shoal.agent").critical("the agent failed and stops; this is a bug", exc_info=True)
+        return EXIT_FAILED
 
 
 def _begin(agent: Agent, greet: bool) -> None:
@@ -162,13 +178,16 @@ def dev(http_port: HttpPort = None) -> None:
 
     The data are removed when the agent ends.
     """
+    from shoal.agent.process.config_source import ConfigSource
+
     clear_abandoned(tempfile.gettempdir(), time.time())
     directory = tempfile.mkdtemp(prefix=DEV_PREFIX)
     say(f"data: {directory} (removed when this ends)")
     alone = {"mdns": False, "expect": 1, "name": "dev", "cluster": "dev"}
     flags = {"data": directory, "http_port": http_port, **alone}
     try:
-        code = _run(configuration(flags, {}, {}), greet=True)
+        settled, _ = configuration(ConfigSource(flags, {}, ""))
+        code = _run(settled, greet=True)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     raise typer.Exit(code)

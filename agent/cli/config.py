@@ -7,15 +7,18 @@ secret.
 from __future__ import annotations
 
 import inspect
-import os
-import re
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from shoal.agent.cli.agent import agent, configuration, read_file
+from shoal.agent.cli.agent import agent, configuration, source_of
 from shoal.agent.cli.terminal.options import Output, OutputOption, example, flag, group
 from shoal.agent.cli.terminal.output import show_json, show_table
 
+if TYPE_CHECKING:
+    from shoal.agent.process.config_source import ConfigSource
+
 NOT_SHOWN = "(set, not shown)"
+NO_SETTINGS = frozenset(("check",))
+"""Flags of `shoal agent` that say what to do."""
 
 configs = group("config", "The configuration of an agent: what counts, and why.", "shoal config show")
 
@@ -30,14 +33,13 @@ class Shown(NamedTuple):
     effect: str
 
 
-def shown_settings(flags: dict[str, Any], environment: dict[str, str], path: str | None) -> list[Shown]:
+def shown_settings(source: ConfigSource) -> list[Shown]:
     """Every setting. Raises CliError for what `shoal agent` would not take."""
     from shoal.agent.config import SETTINGS, all_given
     from shoal.agent.settings import Origin
 
-    file = read_file(path)
-    config = configuration(flags, environment, file)
-    given = {one.name: one for one in all_given(flags, environment, file)}
+    config, file = configuration(source)
+    given = {one.name: one for one in all_given(source.flags, source.environment, file.settings)}
     rows = []
     for name, known in SETTINGS.items():
         value = known.of(config)
@@ -45,7 +47,7 @@ def shown_settings(flags: dict[str, Any], environment: dict[str, str], path: str
         if name in given:
             origin, place = given[name].origin, given[name].place
         if origin is Origin.FILE:
-            place = f"{path}{_line_of(place, path)}: {place}"
+            place = file.place(place)
         if isinstance(value, tuple):
             value = list(value)
         if known.is_secret and value is not None:
@@ -56,18 +58,6 @@ def shown_settings(flags: dict[str, Any], environment: dict[str, str], path: str
     return rows
 
 
-def _line_of(key: str, path: str | None) -> str:
-    """`:LINE` of a key, where the file has it at the beginning of one line only."""
-    assert path is not None
-    with open(path, encoding="utf-8") as file:
-        found = [
-            number
-            for number, line in enumerate(file, 1)
-            if re.match(rf"""\s*["']?{re.escape(key)}["']?\s*=""", line)
-        ]
-    return f":{found[0]}" if len(found) == 1 else ""
-
-
 JsonFlag = Annotated[bool, flag("As --output json.", "--json")]
 
 
@@ -76,8 +66,8 @@ def show(output: OutputOption = Output.TABLE, as_json: JsonFlag = False, **given
 
     Takes the flags of `shoal agent`, SHOAL_* variables and --config: it shows what an agent would start with.
     """
-    path = given.pop("config") or os.environ.get("SHOAL_CONFIG") or None
-    rows = shown_settings(given, dict(os.environ), path)
+    path = given.pop("config")
+    rows = shown_settings(source_of(given, path))
     if as_json or output is Output.JSON:
         show_json({"settings": [row._asdict() for row in rows]})
         return
@@ -97,7 +87,8 @@ def _with_flags_of_agent() -> Any:
     """`show` with the parameters of `shoal agent` behind its own, as typer reads them."""
     own, flags = inspect.signature(show, eval_str=True), inspect.signature(agent, eval_str=True)
     kept = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    parameters = [*flags.parameters.values(), *kept]
+    settings = [one for one in flags.parameters.values() if one.name not in NO_SETTINGS]
+    parameters = [*settings, *kept]
 
     def command(**given: Any) -> None:
         show(**given)

@@ -81,11 +81,11 @@ class Pace:
     """How long to pause after what was read, so that the average keeps to the rate; nothing is saved up."""
 
     def __init__(self, bytes_per_s: int) -> None:
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._free_at_ms = 0.0
 
     def pause_ms(self, bytes_read: int, now_ms: int) -> float:
-        self._free_at_ms = max(self._free_at_ms, now_ms) + bytes_read * 1000 / self._bytes_per_s
+        self._free_at_ms = max(self._free_at_ms, now_ms) + bytes_read * 1000 / self.bytes_per_s
         return self._free_at_ms - now_ms
 
 
@@ -108,19 +108,24 @@ class Scrubber:
         self._disk = disk
         self._path = os.path.join(data_directory, CURSOR_FILE)
         self._clock = clock
-        self._bytes_per_s = bytes_per_s
+        self._pace = Pace(bytes_per_s)
+        self._is_wanted = asyncio.Event()
         self._pass_interval_ms = pass_interval_ms
         self._saved_ms = clock.now_ms()
+        self.set_rate(bytes_per_s)
+
+    def set_rate(self, bytes_per_s: int) -> None:
+        """From now on; at 0 it stands still where it is."""
+        self._pace.bytes_per_s = bytes_per_s
+        (self._is_wanted.set if bytes_per_s else self._is_wanted.clear)()
 
     async def run(self) -> None:
-        """Pass after pass until cancelled; returns at once when the rate is 0."""
-        if not self._bytes_per_s:
-            return
-        pace = Pace(self._bytes_per_s)
+        """Pass after pass until cancelled."""
+        await self._is_wanted.wait()
         cursor = await self._load()
         while True:
             started_ms = self._clock.now_ms()
-            await self._pass(cursor, pace)
+            await self._pass(cursor)
             cursor = None
             self.statistics.passes += 1
             self.statistics.last_pass_ms = self._clock.now_ms() - started_ms
@@ -130,7 +135,7 @@ class Scrubber:
             interval_ms = max(self._pass_interval_ms, many * REPLICA_INTERVAL_MS)
             await asyncio.sleep(max(0, interval_ms - self.statistics.last_pass_ms) / 1000)
 
-    async def _pass(self, cursor: Cursor | None, pace: Pace) -> None:
+    async def _pass(self, cursor: Cursor | None) -> None:
         """Once over everything that is open, from the cursor on."""
         for replica in sorted(self._host.open_replicas(), key=lambda replica: replica.group):
             index = LogIndex(0)
@@ -138,9 +143,9 @@ class Scrubber:
                 if replica.group < cursor.group:
                     continue
                 index = cursor.index if replica.group == cursor.group else index
-            await self._scrub(replica, index, pace)
+            await self._scrub(replica, index)
 
-    async def _scrub(self, replica: Replica, index: LogIndex, pace: Pace) -> None:
+    async def _scrub(self, replica: Replica, index: LogIndex) -> None:
         following: LogIndex | None = index
         found: list[DamagedRange] = []
         while following is not None:
@@ -155,7 +160,8 @@ class Scrubber:
             following = looked.next_index
             if following is not None and self._clock.now_ms() - self._saved_ms >= SAVE_INTERVAL_MS:
                 await self._save(Cursor(replica.group, following))
-            await asyncio.sleep(pace.pause_ms(looked.bytes_read, self._clock.now_ms()) / 1000)
+            await self._is_wanted.wait()
+            await asyncio.sleep(self._pace.pause_ms(looked.bytes_read, self._clock.now_ms()) / 1000)
         if not index:
             self._forget_healed(replica, found)
 

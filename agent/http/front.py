@@ -27,6 +27,7 @@ from shoal.agent.http.http1.head import RequestHead
 from shoal.agent.http.produce.fast_answer import append_answer
 from shoal.agent.http.produce.fast_append import FastAppends, FastRequest
 from shoal.agent.interface import Appended
+from shoal.agent.log_lines.schema import about
 from shoal.agent.metrics.measures import ABORTED, NO_OPERATION
 from shoal.errors import ShoalError
 
@@ -427,8 +428,9 @@ class Connection(Front):
             append.set_exception(error)
         except Exception:
             topic = append.request.topic
-            said = about("request-failed", topic=topic, request=f"POST /v1/topics/{topic}/records")
-            logger.exception("topic %s: an append failed; this is a bug", topic, extra=said)
+            request = f"POST /v1/topics/{topic}/records"
+            facts = about("request-failed", topic=topic, request=request)
+            logger.exception("topic %s: an append failed; this is a bug", topic, extra=facts)
             append.set_exception(ShoalError("internal", "the agent failed unexpectedly; its log says how"))
         else:
             if not begun:

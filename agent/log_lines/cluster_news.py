@@ -43,8 +43,8 @@ _OPPOSITE: Final = dict(_OPPOSITES) | {second: first for first, second in _OPPOS
 
 
 class Line(NamedTuple):
-    """`event`, `names` (the first NAMED_MAX), `total` and `term` are for programs. term: of the leader, where the
-    line is about one partition's."""
+    """`event`, `names` (the first NAMED_MAX), `total` and `term` are for programs. term: of the leader, where
+    the line is about one partition's."""
 
     level: str
     event: str
@@ -56,7 +56,8 @@ class Line(NamedTuple):
 
 class PartitionView(NamedTuple):
     """A partition as this agent sees it. is_mine: this agent leads it. missing: agents that are gone and have
-    a replica of it. is_concern: this agent tells when there is no leader. term: the newest that was heard of."""
+    a replica of it. is_concern: this agent tells when there is no leader. term: the newest that was heard
+    of."""
 
     leader: str | None
     is_mine: bool

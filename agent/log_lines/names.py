@@ -20,8 +20,8 @@ _CATALOG_ID = bytes(16)
 
 
 class Names:
-    """One agent's table. `find_topic` answers the name of a topic id, None for one that it does not know; `own`
-    is this agent's name."""
+    """One agent's table. `find_topic` answers the name of a topic id, None for one that it does not know;
+    `own` is this agent's name."""
 
     def __init__(self) -> None:
         self.find_topic: Callable[[bytes], str | None] = lambda _: None

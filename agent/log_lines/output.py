@@ -1,8 +1,8 @@
 """Where log lines leave the process: one handler, as text for people or as JSON for programs.
 
-Law of this file: everything that Python reports comes out as lines of one schema: records of libraries, warnings,
-exceptions that nobody caught. A line that cannot be written as it is becomes one that says so. Nothing here
-raises.
+Law of this file: everything that Python reports comes out as lines of one schema: records of libraries,
+warnings, exceptions that nobody caught. A line that cannot be written as it is becomes one that says so.
+Nothing here raises.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, TextIO
 
-from shoal.agent.log_lines.log_settings import LogSettings
 from shoal.agent.log_lines.names import own_name
 from shoal.agent.log_lines.repeats import EventBound, RepeatFilter
 from shoal.agent.log_lines.schema import (
@@ -38,8 +37,8 @@ logger = logging.getLogger("shoal.agent")
 
 
 class JsonForm(logging.Formatter):
-    """One JSON document a line. A process has one agent: what its threads and hooks say, outside of its tasks,
-    carries the agent's name too."""
+    """One JSON document a line. A process has one agent: what its threads and hooks say, outside of its
+    tasks, carries the agent's name too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,10 +100,10 @@ class Output(logging.StreamHandler[TextIO]):
             return
 
 
-def form_for(settings: LogSettings, stream: TextIO) -> logging.Formatter:
+def form_for(log_format: str, stream: TextIO) -> logging.Formatter:
     """Text on terminals, with colours unless NO_COLOR is set or the terminal has none."""
     is_terminal = stream.isatty()
-    if settings.log_format == "json" or (settings.log_format == "auto" and not is_terminal):
+    if log_format == "json" or (log_format == "auto" and not is_terminal):
         return JsonForm()
     has_colours = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return TextForm(has_colours=has_colours)
@@ -117,9 +116,9 @@ def set_level(level: str) -> None:
     logging.getLogger().setLevel(max(number, logging.INFO))
 
 
-def install(settings: LogSettings, stream: TextIO | None = None) -> Callable[[], None]:
-    """From now on, all that is reported in this process is a line on the stream, standard error unless another
-    is given. Returns what takes all of it back."""
+def install(log_format: str, log_level: str, stream: TextIO | None = None) -> Callable[[], None]:
+    """From now on, all that is reported in this process is a line on the stream, standard error unless
+    another is given. One of FORMATS and one of LEVELS. Returns what takes all of it back."""
     chosen = sys.stderr if stream is None else stream
     reconfigure = getattr(chosen, "reconfigure", None)
     if reconfigure is not None:
@@ -127,8 +126,8 @@ def install(settings: LogSettings, stream: TextIO | None = None) -> Callable[[],
     root, own = logging.getLogger(), logging.getLogger(OWN_LOGGERS)
     kept = root.handlers[:], root.level, own.level
     kept_hooks = sys.excepthook, threading.excepthook, sys.unraisablehook, warnings.showwarning
-    root.handlers = [Output(chosen, form_for(settings, chosen))]
-    set_level(settings.log_level)
+    root.handlers = [Output(chosen, form_for(log_format, chosen))]
+    set_level(log_level)
     logging.captureWarnings(True)
     sys.excepthook = _on_uncaught
     threading.excepthook = _on_uncaught_in_thread
@@ -144,9 +143,7 @@ def install(settings: LogSettings, stream: TextIO | None = None) -> Callable[[],
     return take_back
 
 
-def _on_uncaught(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
+def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return

@@ -1,8 +1,8 @@
 """What a log line holds: the keys, their kinds, and how a record of Python's logging fills them.
 
-Law of this file: values in, one flat document out; neither stream nor clock. An agent's own records state facts
-as `extra=about(...)`; a partition, or a range of offsets, among a record's arguments is found by itself. Records
-of libraries have the same keys, and their event is the name of the library.
+Law of this file: values in, one flat document out; neither stream nor clock. An agent's own records state
+facts as `extra=about(...)`; a partition, or a range of offsets, among a record's arguments is found here.
+Records of libraries have the same keys, and their event is the name of the library.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from shoal.agent.log_lines.names import CATALOG_NAME, topic_name
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 """Levels that can be asked for; `critical` stands above them all."""
+FORMATS: Final = ("auto", "text", "json")
+"""auto: text on a terminal, JSON lines elsewhere."""
 OWN_LOGGERS: Final = "shoal"
 WARNINGS_LOGGER: Final = "py.warnings"
 MESSAGE_CHARACTERS_MAX = 8_192
@@ -111,7 +113,7 @@ def slug(template: str) -> str:
 
 def message_of(record: logging.LogRecord) -> str:
     """What people read. Raises what formatting raises."""
-    text = record.getMessage()
+    text = record.getMessage() or "(nothing)"
     if len(text) > MESSAGE_CHARACTERS_MAX:
         text = f"{text[:MESSAGE_CHARACTERS_MAX]}... ({len(text)} characters)"
     return text

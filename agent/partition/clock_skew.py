@@ -134,7 +134,9 @@ class PeerClocks:
                 extra=about("clock-skew"),
             )
         elif self._is_doubted and not is_doubted:
-            logger.info("clock skew is over: this machine's clock is believed again", extra=about("clock-skew-over"))
+            logger.info(
+                "clock skew is over: this machine's clock is believed again", extra=about("clock-skew-over")
+            )
         self._is_doubted = is_doubted
 
     def _tell(self, peer: str, theirs: PeerTime, now_ms: int) -> None:

@@ -101,7 +101,7 @@ class Rebalancer:
         host: Host,
         catalog: Callable[[], Catalog],
         now_ms: Callable[[], int],
-        replace_after_ms: int,
+        replace_after_ms: Callable[[], int],
         lost_replicas: LostReplicas,
     ) -> None:
         self._lost_replicas = lost_replicas
@@ -115,7 +115,7 @@ class Rebalancer:
         self._learners: dict[tuple[GroupId, ReplicaId], _Learner] = {}
         self._avoided_ms: dict[str, int] = {}
         """Agents that took nothing, and when that was noticed."""
-        self._steady_ms = min(STEADY_MS, replace_after_ms)
+        self._steady_ms = min(STEADY_MS, replace_after_ms())
         self._placement = Goals(roster.agent_id)
         self._leader_balancer = LeaderBalancer(host, now_ms, settle_ms=self._steady_ms)
         self._quiet_groups = QuietGroups()
@@ -195,7 +195,7 @@ class Rebalancer:
             ),
             live=self._roster.live_agents(),
             now_ms=now_ms,
-            replace_after_ms=self._replace_after_ms,
+            replace_after_ms=self._replace_after_ms(),
             lost_since_ms=self._lost_ms,
             drained=self._roster.drained(),
         )

@@ -52,14 +52,17 @@ def _leaves(group: BaseExceptionGroup[BaseException] | None) -> Iterator[BaseExc
 
 
 @contextmanager
-def asked_by_signals(ask: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT call `ask`."""
+def asked_by_signals(ask: Callable[[], None], reload: Callable[[], None] | None = None) -> Iterator[None]:
+    """SIGTERM and SIGINT call `ask`; SIGHUP calls `reload`. Where there is none it ends the process as
+    ever."""
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, ask)
+    handlers = {signal.SIGTERM: ask, signal.SIGINT: ask}
+    if reload is not None:
+        handlers[signal.SIGHUP] = reload
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
     try:
         yield
     finally:
-        for number in numbers:
+        for number in handlers:
             loop.remove_signal_handler(number)

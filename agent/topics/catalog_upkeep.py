@@ -51,7 +51,12 @@ class CatalogUpkeep:
     """Call look() every UPKEEP_INTERVAL_S."""
 
     def __init__(
-        self, roster: Roster, catalog: CatalogService, now_ms: Callable[[], int], *, replace_after_ms: int
+        self,
+        roster: Roster,
+        catalog: CatalogService,
+        now_ms: Callable[[], int],
+        *,
+        replace_after_ms: Callable[[], int],
     ) -> None:
         self._roster = roster
         self._catalog = catalog
@@ -143,7 +148,8 @@ class CatalogUpkeep:
         self._lost_ms = {
             holder: self._lost_ms.get(holder, now_ms) for holder in awaited if self._roster.is_lost(holder)
         }
-        gone = {holder for holder, since in self._lost_ms.items() if now_ms - since >= self._replace_after_ms}
+        limit_ms = self._replace_after_ms()
+        gone = {holder for holder, since in self._lost_ms.items() if now_ms - since >= limit_ms}
         if not gone or not self._catalog.leads():
             return
         due = [

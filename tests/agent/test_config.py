@@ -67,6 +67,8 @@ REFUSED = [
     ({"serf_rpc": "127.0.0.1:7373"}, "--gossip serf"),
     ({"serf_auth_key": "x"}, "--gossip serf"),
     ({"disk": "tape"}, "use one of"),
+    ({"log_level": "loud"}, "'loud' is none: use one of debug, info, warning, error"),
+    ({"log_format": "xml"}, "use one of auto, text, json"),
     ({"event_loop": "uv"}, "use direct or asyncio"),
     ({"bind": "10.0.0.1", "mdns": True}, "--cluster NAME"),
     ({"join": ["no port:x"]}, "HOST:PORT"),

@@ -63,7 +63,9 @@ async def test_damage_is_found_told_and_forgotten_once_it_heals(caplog: pytest.L
         )
         assert (found.first_offset, found.end_offset) == (entry.base_offset, entry.end_offset)
         assert set(told) == {GROUP}
-        messages = [record.getMessage() for record in caplog.records if "damage found, by" in record.getMessage()]
+        messages = [
+            record.getMessage() for record in caplog.records if "damage found, by" in record.getMessage()
+        ]
         assert len(messages) == 1
         assert str(found) in messages[0]
         assert scrubber.statistics.ranges_found == 1

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from shoal.agent.log_lines.log_settings import LogSettings
 from shoal.agent.log_lines.names import Names
 from shoal.agent.log_lines.output import TextForm, form_for, install, set_level
 from shoal.agent.log_lines.repeats import EVENT_LINES_MAX, EVENTS_MAX, INTERVAL_S, EventBound
@@ -39,8 +38,8 @@ class Group(NamedTuple):
 
 
 @contextlib.contextmanager
-def installed(settings: LogSettings, stream: io.StringIO) -> Iterator[None]:
-    take_back = install(settings, stream)
+def installed(log_format: str, log_level: str, stream: io.StringIO) -> Iterator[None]:
+    take_back = install(log_format, log_level, stream)
     try:
         yield
     finally:
@@ -50,7 +49,7 @@ def installed(settings: LogSettings, stream: io.StringIO) -> Iterator[None]:
 def documents(report: Callable[[], object], level: str = "info") -> list[dict[str, Any]]:
     """Each line that is written meanwhile, held against the schema."""
     stream = io.StringIO()
-    with installed(LogSettings(log_format="json", log_level=level), stream):
+    with installed("json", level, stream):
         report()
     found = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [fault for line in found for fault in faults_of(line)] == []
@@ -73,7 +72,9 @@ def test_a_record_becomes_a_document_with_what_it_states() -> None:
     names.find_topic = lambda _: "orders"
     with names.in_use():
         line = one(
-            lambda: logger.warning("%s: damage found: %d bytes", Group(b"x" * 16, 3), 7, extra=about("damage-found"))
+            lambda: logger.warning(
+                "%s: damage found: %d bytes", Group(b"x" * 16, 3), 7, extra=about("damage-found")
+            )
         )
     assert list(line) == ["ts", "level", "event", "agent", "logger", "message", "topic", "partition"]
     assert (line["level"], line["event"], line["agent"]) == ("warning", "damage-found", "cod")
@@ -131,7 +132,11 @@ def test_what_nobody_caught_is_a_line() -> None:
             sys.excepthook(RuntimeError, error, error.__traceback__)
 
     caught = one(in_main)
-    assert (caught["level"], caught["event"], caught["error"]) == ("critical", "uncaught-exception", "RuntimeError")
+    assert (caught["level"], caught["event"], caught["error"]) == (
+        "critical",
+        "uncaught-exception",
+        "RuntimeError",
+    )
     threaded = one(in_thread)
     assert (threaded["event"], "worker" in threaded["message"]) == ("uncaught-exception", True)
     assert "in a thread" in threaded["traceback"]
@@ -160,7 +165,10 @@ def test_a_line_that_does_not_fit_its_text_says_so() -> None:
     ("template", "event"),
     [
         ("%s: damage found, by a read: %s", "damage-found"),
-        ("_catalog: cannot read the voters from the log here: %s", "cannot-read-the-voters-from-the-log-here"),
+        (
+            "_catalog: cannot read the voters from the log here: %s",
+            "cannot-read-the-voters-from-the-log-here",
+        ),
         ("disk full: %d bytes are free in %s, and appends", "disk-full"),
         ("the agent failed and stops", "agent-failed-and-stops"),
         ("%s", "other"),
@@ -174,7 +182,7 @@ def test_lines_without_a_stated_event_have_one_of_their_text(template: str, even
 def test_text_is_for_people_and_a_message_is_one_line_of_it() -> None:
     """UTC with its zone; a stranger's line feed or escape forges nothing."""
     stream = io.StringIO()
-    with installed(LogSettings(log_format="text"), stream):
+    with installed("text", "info", stream):
         logger.warning("from %s", "a\n2026 ERROR b\x1b[2J")
         try:
             fail("no")
@@ -198,20 +206,20 @@ class Terminal(io.StringIO):
 def test_terminals_get_text_and_everything_else_json(monkeypatch: pytest.MonkeyPatch) -> None:
     """Colours on terminals that have them, unless NO_COLOR says otherwise; either form can be asked for."""
 
-    def shown(settings: LogSettings, stream: io.StringIO) -> str:
+    def shown(log_format: str, stream: io.StringIO) -> str:
         record = logging.LogRecord("shoal.agent", logging.WARNING, "", 1, "hello", (), None)
-        return form_for(settings, stream).format(record)
+        return form_for(log_format, stream).format(record)
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[33mWARNING" in shown(LogSettings(), Terminal())
-    assert json.loads(shown(LogSettings(), io.StringIO()))["message"] == "hello"
-    assert json.loads(shown(LogSettings(log_format="json"), Terminal()))["message"] == "hello"
-    assert "\x1b" not in shown(LogSettings(log_format="text"), io.StringIO())
+    assert "\x1b[33mWARNING" in shown("auto", Terminal())
+    assert json.loads(shown("auto", io.StringIO()))["message"] == "hello"
+    assert json.loads(shown("json", Terminal()))["message"] == "hello"
+    assert "\x1b" not in shown("text", io.StringIO())
     for variable, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
         with monkeypatch.context() as patched:
             patched.setenv(variable, value)
-            assert "\x1b" not in shown(LogSettings(), Terminal())
+            assert "\x1b" not in shown("auto", Terminal())
 
 
 def test_a_level_changes_at_once_and_libraries_stay_at_info() -> None:
@@ -230,9 +238,14 @@ def test_a_level_changes_at_once_and_libraries_stay_at_info() -> None:
 def test_an_installed_output_can_be_taken_back() -> None:
     """Nothing of it stays in the process."""
     before = logging.getLogger().handlers[:], sys.excepthook, threading.excepthook, warnings.showwarning
-    with installed(LogSettings(), io.StringIO()):
+    with installed("auto", "info", io.StringIO()):
         assert logging.getLogger().handlers != before[0]
-    assert before == (logging.getLogger().handlers, sys.excepthook, threading.excepthook, warnings.showwarning)
+    assert before == (
+        logging.getLogger().handlers,
+        sys.excepthook,
+        threading.excepthook,
+        warnings.showwarning,
+    )
 
 
 def test_long_messages_are_cut() -> None:
@@ -302,7 +315,13 @@ def test_a_partition_by_its_name(where: str, facts: dict[str, object]) -> None:
 )
 def test_faults_of_a_line_are_found(change: dict[str, object]) -> None:
     """So that the test of a cluster's log can fail."""
-    line = {"ts": "2026-11-23T08:00:00.123Z", "level": "info", "event": "ready", "logger": "a", "message": "b"}
+    line = {
+        "ts": "2026-11-23T08:00:00.123Z",
+        "level": "info",
+        "event": "ready",
+        "logger": "a",
+        "message": "b",
+    }
     assert faults_of(line) == []
     assert faults_of(line | change) != []
     assert faults_of({key: value for key, value in line.items() if key != "event"}) != []

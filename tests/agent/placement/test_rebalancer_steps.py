@@ -141,7 +141,7 @@ class Fixture:
             host=cast("Host", SimpleNamespace(led_replicas=lambda: self.led, transfer=self.transfer)),
             catalog=lambda: self.catalog,
             now_ms=lambda: self.now_ms,
-            replace_after_ms=REPLACE_AFTER_MS,
+            replace_after_ms=lambda: REPLACE_AFTER_MS,
             lost_replicas=self.lost_replicas,
         )
 

@@ -250,7 +250,7 @@ class Waiting:
             cast("Roster", self),
             cast("CatalogService", self.service),
             lambda: self.now_ms,
-            replace_after_ms=1,
+            replace_after_ms=lambda: 1,
         )
 
     def is_linked(self, agent_id: str) -> bool:

@@ -36,7 +36,7 @@ class Fixture:
             cast("Roster", SimpleNamespace(is_lost=lambda agent_id: agent_id in self.lost)),
             cast("CatalogService", service),
             lambda: self.now_ms,
-            replace_after_ms=REPLACE_AFTER_MS,
+            replace_after_ms=lambda: REPLACE_AFTER_MS,
         )
 
     def apply(self, command: Command) -> None:

@@ -1,0 +1,116 @@
+"""SIGHUP: the configuration is read again; what a running agent can follow counts from then on.
+
+Law of this file: a configuration that cannot be read or cannot work changes nothing. What counts at the next
+start only is named in the log. Which settings those are is said by their declarations (agent/config.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from shoal.agent.config import SETTINGS, AgentConfig, ConfigError
+from shoal.agent.log_lines.schema import about
+from shoal.agent.process.config_source import ConfigSource
+from shoal.agent.settings import Effect
+
+logger = logging.getLogger("shoal.agent")
+Follow = Callable[[Mapping[str, Any]], None]
+"""Called with settings and their new values."""
+
+
+class Difference(NamedTuple):
+    """Settings by name. `now`: with their new values. `later`: they count at a start."""
+
+    now: dict[str, Any]
+    later: tuple[str, ...]
+
+
+def difference(running: AgentConfig, wanted: AgentConfig) -> Difference:
+    """What the second has that the first has not."""
+    changed = [item for item in SETTINGS.values() if item.of(running) != item.of(wanted)]
+    return Difference(
+        {item.name: item.of(wanted) for item in changed if item.effect is Effect.RELOAD},
+        tuple(item.name for item in changed if item.effect is not Effect.RELOAD),
+    )
+
+
+def with_values(config: AgentConfig, values: Mapping[str, Any]) -> AgentConfig:
+    """The same configuration with these values of settings."""
+    for name, value in values.items():
+        *groups, last = SETTINGS[name].path
+        if groups:
+            (group,) = groups
+            config = replace(config, **{group: replace(getattr(config, group), **{last: value})})
+        else:
+            config = replace(config, **{last: value})
+    return config
+
+
+class Reloads:
+    """One per process. `config`: as given at the start, with what was reloaded since."""
+
+    def __init__(self, config: AgentConfig, source: ConfigSource | None, follow: Follow) -> None:
+        self.config = config
+        self._source = source
+        self._follow = follow
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """From a signal. Several before the first was taken up are one."""
+        self._asked.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            await self._reload()
+
+    async def _reload(self) -> None:
+        assert self._source is not None, "nobody asks where there is none"
+        try:
+            wanted = await asyncio.to_thread(self._source.read)
+        except ConfigError as error:
+            logger.error(
+                "configuration not reloaded, nothing has changed: %s", error, extra=about("reload-refused")
+            )
+            return
+        found = difference(self.config, wanted)
+        before = self.config
+        self.config = with_values(self.config, found.now)
+        if found.now:
+            self._follow(found.now)
+        self._tell(before, found)
+
+    def _tell(self, before: AgentConfig, found: Difference) -> None:
+        changes = [f"{name} {SETTINGS[name].of(before)} -> {value}" for name, value in found.now.items()]
+        logger.info(
+            "configuration reloaded: %s", ", ".join(changes) or "nothing has changed", extra=about("reloaded")
+        )
+        if found.later:
+            logger.warning(
+                "takes effect after a restart: %s",
+                ", ".join(found.later),
+                extra=about("reload-needs-restart"),
+            )
+
+
+@asynccontextmanager
+async def reloading(
+    config: AgentConfig, source: ConfigSource | None, follow: Follow
+) -> AsyncIterator[Reloads]:
+    """Takes up what is asked for meanwhile."""
+    reloads = Reloads(config, source, follow)
+    task = asyncio.create_task(reloads.run(), name="reloads")
+    try:
+        yield reloads
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()

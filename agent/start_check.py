@@ -1,0 +1,215 @@
+"""`shoal agent --check`: whether a start would work, tried without one.
+
+Law of this file: the directory is only read: its small files are loaded from copies elsewhere, by the code of
+a start. Ports are bound for a moment. Each finding is one line that says what was found, or what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from shoal.agent.config import DEFAULT_GOSSIP_PORT, DEFAULT_HTTP_PORT, AgentConfig
+from shoal.agent.durable.data_directory import KEYRING_FILE, settle_identity
+from shoal.agent.durable.identity import AgentIdentity, IdentityStore
+from shoal.agent.durable.ids import IdentityError
+from shoal.agent.durable.keyring_file import KeyringFile, settle_keyring
+from shoal.agent.host.free_space import MIN_FREE_BYTES
+from shoal.agent.process.errors import StartError
+from shoal.agent.process.ports import PortChoice, PortError, listen
+from shoal.agent.topics.cluster_file import ClusterFileError, load_cluster, settle_cluster
+from shoal.segment_store.disk.disk import open_disk
+from shoal.segment_store.disk.lock import LOCK_FILE, ReaderLock
+from shoal.segment_store.errors import NotOwner
+
+SMALL_FILES = ("identity.a", "identity.b", "cluster.a", "cluster.b", "cluster", KEYRING_FILE)
+PROBE_BYTES = 4_096
+MIB = 1 << 20
+
+
+class StartFinding(NamedTuple):
+    """`found`: what is there, or what is wrong and what to do."""
+
+    what: str
+    is_good: bool
+    found: str
+
+
+async def check_start(config: AgentConfig) -> list[StartFinding]:
+    """Every finding, whatever the ones before it are. The configuration itself has been read by now."""
+    findings = [StartFinding("configuration", True, f"cluster {config.cluster}, bind {config.bind}")]
+    for core in range(config.cores):
+        findings += await _check_agent(config.for_core(core))
+    return findings
+
+
+async def _check_agent(config: AgentConfig) -> list[StartFinding]:
+    directory, identity = await _check_directory(config)
+    return [directory, _check_disk(config.data), *await _check_ports(config, identity)]
+
+
+# ---- the directory ---------------------------------------------------------------------------------------
+
+
+async def _check_directory(config: AgentConfig) -> tuple[StartFinding, AgentIdentity | None]:
+    path = config.data
+    try:
+        if not _is_there(path):
+            return StartFinding("directory", True, f"{path} would be made"), None
+        with _not_in_use(path):
+            identity, said = await _load_copies(config)
+    except StartError as error:
+        return StartFinding("directory", False, str(error)), None
+    return StartFinding("directory", True, f"{path}: {said}"), identity
+
+
+def _is_there(path: str) -> bool:
+    """Whether it is a directory that can be used; False for one that a start would make. StartError."""
+    if os.path.isdir(path):
+        if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            raise StartError(f"cannot write to {path}: give --data a directory that this user may write")
+        return True
+    if os.path.lexists(path):
+        raise StartError(f"{path} is not a directory: give another --data")
+    parent = os.path.dirname(os.path.abspath(path))
+    while not os.path.lexists(parent):
+        parent = os.path.dirname(parent)
+    if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):
+        raise StartError(f"cannot make {path} in {parent}: give --data a directory that this user may write")
+    return False
+
+
+@contextmanager
+def _not_in_use(path: str) -> Iterator[None]:
+    """No agent runs on it, nor starts meanwhile."""
+    if not os.path.exists(os.path.join(path, LOCK_FILE)):
+        yield
+        return
+    try:
+        with ReaderLock(path):
+            yield
+    except NotOwner as error:
+        raise StartError(f"{error}: stop that agent, or give another --data") from None
+
+
+async def _load_copies(config: AgentConfig) -> tuple[AgentIdentity | None, str]:
+    """Who lives there, as a start would find it. Raises StartError."""
+    with tempfile.TemporaryDirectory(prefix="shoal-check-") as copies, _no_log_lines():
+        disk = await open_disk("threads")
+        try:
+            _copy_small_files(config.data, copies)
+            settle_keyring(config, KeyringFile(copies))
+            identities = await IdentityStore.open(disk, copies)
+            known = identities.load()
+            await identities.close()
+            record = await load_cluster(disk, copies)
+        except (IdentityError, ClusterFileError, StartError) as error:
+            raise StartError(str(error).replace(copies, config.data)) from None
+        except OSError as error:
+            raise StartError(f"cannot read {config.data}: {error.strerror or error}") from None
+        finally:
+            await disk.close()
+    if record is not None and known is not None and known.cluster_id == record.cluster_id:
+        settle_cluster(config, record)
+        return known, f"agent {known.name} of cluster {record.cluster}"
+    settle_identity(config, known)
+    return known, "belongs to no cluster yet"
+
+
+def _copy_small_files(source: str, target: str) -> None:
+    for name in SMALL_FILES:
+        if os.path.exists(os.path.join(source, name)):
+            shutil.copyfile(os.path.join(source, name), os.path.join(target, name))
+
+
+@contextmanager
+def _no_log_lines() -> Iterator[None]:
+    """The loaders speak of mending files; here those are copies."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+# ---- the disk --------------------------------------------------------------------------------------------
+
+
+def _check_disk(path: str) -> StartFinding:
+    """Room, and a sync of a file without a name: it leaves no trace in any directory."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(os.path.abspath(path))
+    try:
+        free_bytes = shutil.disk_usage(path).free
+        sync_ms = _sync_ms(path)
+    except OSError as error:
+        return StartFinding("disk", False, f"{path}: {error.strerror or error}: choose another --data")
+    if free_bytes < MIN_FREE_BYTES:
+        found = f"{free_bytes // MIB} MiB are free in {path}, and appends are refused below"
+        return StartFinding(
+            "disk", False, f"{found} {MIN_FREE_BYTES // MIB}: make room, or choose another --data"
+        )
+    synced = "" if sync_ms is None else f", a sync takes {sync_ms:.1f} ms"
+    return StartFinding("disk", True, f"{free_bytes // MIB} MiB are free in {path}{synced}")
+
+
+def _sync_ms(path: str) -> float | None:
+    """None where the file system has no files without names. Raises OSError."""
+    try:
+        handle = os.open(path, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT):
+            return None
+        raise
+    try:
+        started = time.monotonic()
+        os.pwrite(handle, bytes(PROBE_BYTES), 0)
+        os.fdatasync(handle)
+        return (time.monotonic() - started) * 1_000
+    finally:
+        os.close(handle)
+
+
+# ---- ports -----------------------------------------------------------------------------------------------
+
+
+async def _check_ports(config: AgentConfig, identity: AgentIdentity | None) -> list[StartFinding]:
+    kept_http, kept_gossip = (0, 0) if identity is None else (identity.http_port, identity.gossip_port)
+    http = PortChoice("--http-port", config.http_port, kept_http or None, DEFAULT_HTTP_PORT)
+    gossip = PortChoice("--gossip-port", config.gossip_port, kept_gossip or None, DEFAULT_GOSSIP_PORT)
+    found = [await _check_port("HTTP port", http, config.bind, (socket.SOCK_STREAM,))]
+    if not config.uses_serf:
+        kinds = (socket.SOCK_STREAM, socket.SOCK_DGRAM)
+        found.append(await _check_port("gossip port", gossip, config.bind, kinds))
+    return found
+
+
+async def _check_port(
+    what: str, choice: PortChoice, address: str, kinds: tuple[socket.SocketKind, ...]
+) -> StartFinding:
+    async def bind(port: int) -> int:
+        for kind in kinds:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with socket.socket(family, kind) as probe:
+                if kind is socket.SOCK_STREAM:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((address, port))
+        return port
+
+    try:
+        port = await listen(choice, address, bind)
+    except PortError as error:
+        return StartFinding(what, False, str(error))
+    if port == 0:
+        return StartFinding(what, True, "any free one")
+    stepped = f", since {choice.kept or choice.default} is in use" if choice.has_stepped(port) else ""
+    return StartFinding(what, True, f"{port}{stepped}")

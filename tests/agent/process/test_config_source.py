@@ -1,0 +1,95 @@
+"""The configuration's sources: a fault of the file is named with file, line and key."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from shoal.agent.config import ConfigError
+from shoal.agent.process.config_source import ConfigFile, ConfigFileError, ConfigSource, read_file
+
+
+def source(tmp_path: pathlib.Path, text: str, **flags: object) -> ConfigSource:
+    path = tmp_path / "shoal.toml"
+    path.write_text(text)
+    return ConfigSource({"data": "d"} | flags, {"SHOAL_WEIGHT": "7"}, str(path))
+
+
+def fault(tmp_path: pathlib.Path, text: str, **flags: object) -> str:
+    """What is said of it, without the directory."""
+    with pytest.raises(ConfigError) as caught:
+        source(tmp_path, text, **flags).read()
+    said = str(caught.value)
+    assert "\n" not in said
+    return said.replace(f"{tmp_path}/", "")
+
+
+def test_the_file_is_read_anew_each_time(tmp_path: pathlib.Path) -> None:
+    """Flags and variables stay above it."""
+    given = source(tmp_path, "log_level = 'debug'\nweight = 5\nname = 'cod'", name="herring")
+    config = given.read()
+    assert (config.log.log_level, config.weight, config.name) == ("debug", 7, "herring")
+    pathlib.Path(given.path).write_text("log_level = 'error'")
+    assert given.read().log.log_level == "error"
+    assert [given.is_fixed(name) for name in ("name", "weight", "log_level")] == [
+        "--name",
+        "SHOAL_WEIGHT",
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "words"),
+    [
+        ("\nlog_level = 'loud'\n", "shoal.toml, line 2, key log_level: ", "use one of debug"),
+        ("[agent]\nlog-level = 'loud'\n", "shoal.toml, line 2, key log-level: ", "use one of debug"),
+        ("agent.log_level = 'loud'\n", "shoal.toml, line 1, key log_level: ", "use one of debug"),
+        ("'expect' = 'many'\n", "shoal.toml, line 1, key expect: ", "a whole number"),
+        ("# one\nreplace_after = '9d'", "shoal.toml, line 2, key replace_after: ", "at most 7 days"),
+        ("bind = '10.0.0.5'\nadvertise = '0.0.0.0'", "shoal.toml, line 2, key advertise: ", "no address"),
+        ("colour = 'red'", "shoal.toml, line 1, key colour: ", "is no setting"),
+        ("[client]\nname = 'a'\n[agent]\nname = 'b/'\n", "shoal.toml, line 4, key name: ", "'b/'"),
+        ("agent = 3", "shoal.toml, line 1, key agent: ", "not a table"),
+        ("join = ['a:1']\nlog_level = ", "shoal.toml, line 2, key log_level is not TOML", "at end"),
+        ("log_level 'debug'\njoin = []", "shoal.toml, line 1, key log_level is not TOML", "column 11"),
+    ],
+)
+def test_a_fault_of_the_file_names_file_line_and_key(
+    tmp_path: pathlib.Path, text: str, place: str, words: str
+) -> None:
+    """Whoever edits it finds the place."""
+    said = fault(tmp_path, text)
+    assert said.startswith(place), said
+    assert words in said
+
+
+def test_both_keys_of_a_rule_between_two_are_named(tmp_path: pathlib.Path) -> None:
+    """Either may be the wrong one."""
+    said = fault(tmp_path, "heartbeat_interval = '1s'\nelection_timeout = '1s'\n")
+    assert "line 2, key election_timeout" in said
+
+
+def test_a_fault_of_a_flag_does_not_blame_the_file(tmp_path: pathlib.Path) -> None:
+    """What a flag overrides counts for nothing."""
+    said = fault(tmp_path, "log_level = 'info'", log_level="loud")
+    assert "shoal.toml" not in said
+    assert "loud" in said
+
+
+@pytest.mark.parametrize(("content", "words"), [(b"\xff", "not UTF-8 at byte 0"), (None, "No such file")])
+def test_a_file_that_cannot_be_read(tmp_path: pathlib.Path, content: bytes | None, words: str) -> None:
+    """One line, with its name."""
+    path = tmp_path / "shoal.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigFileError, match=words) as caught:
+        read_file(str(path))
+    assert str(path) in str(caught.value)
+
+
+def test_a_key_that_stands_nowhere_has_no_line() -> None:
+    """Such as one of a table that is written in braces."""
+    file = ConfigFile("f", "agent = {log_level = 'x'}", {})
+    assert file.line_of("log_level") is None
+    assert file.place("log_level") == "f, key log_level"
