@@ -32,7 +32,7 @@ from shoal.agent.process.loop_lag import watch_loop_lag
 from shoal.agent.process.ports import PortError
 from shoal.agent.process.service_manager import ServiceManager
 from shoal.agent.process.signals import allow_open_files, asked_by_signals, report
-from shoal.agent.process.supervisor import run_cores
+from shoal.agent.process.supervisor import Cores
 from shoal.agent.reload import Reloads, reloading, with_values
 from shoal.agent.service.broker import Broker
 
@@ -270,7 +270,9 @@ async def run_agent(
     without one it ends the process. A fault is one line."""
     manager = ServiceManager(os.environ, os.getpid())
     if config.cores > 1:
-        return await run_cores(config, source, manager)
+        cores = Cores(config, source, manager)
+        async with reloading(config, source, lambda _: cores.reload()) as reloads:
+            return await cores.run(None if source is None else reloads.ask)
     allow_open_files()
     stop = StopRequest()
     agents: list[Agent] = []

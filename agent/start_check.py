@@ -14,7 +14,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from shoal.agent.config import DEFAULT_GOSSIP_PORT, DEFAULT_HTTP_PORT, AgentConfig
@@ -47,13 +47,10 @@ async def check_start(config: AgentConfig) -> list[StartFinding]:
     """Every finding, whatever the ones before it are. The configuration itself has been read by now."""
     findings = [StartFinding("configuration", True, f"cluster {config.cluster}, bind {config.bind}")]
     for core in range(config.cores):
-        findings += await _check_agent(config.for_core(core))
+        agent = config.for_core(core)
+        directory, identity = await _check_directory(agent)
+        findings += [directory, _check_disk(agent.data), *await _check_ports(agent, identity)]
     return findings
-
-
-async def _check_agent(config: AgentConfig) -> list[StartFinding]:
-    directory, identity = await _check_directory(config)
-    return [directory, _check_disk(config.data), *await _check_ports(config, identity)]
 
 
 # ---- the directory ---------------------------------------------------------------------------------------
@@ -105,7 +102,9 @@ async def _load_copies(config: AgentConfig) -> tuple[AgentIdentity | None, str]:
     with tempfile.TemporaryDirectory(prefix="shoal-check-") as copies, _no_log_lines():
         disk = await open_disk("threads")
         try:
-            _copy_small_files(config.data, copies)
+            for name in SMALL_FILES:
+                with suppress(FileNotFoundError):
+                    shutil.copyfile(os.path.join(config.data, name), os.path.join(copies, name))
             settle_keyring(config, KeyringFile(copies))
             identities = await IdentityStore.open(disk, copies)
             known = identities.load()
@@ -122,12 +121,6 @@ async def _load_copies(config: AgentConfig) -> tuple[AgentIdentity | None, str]:
         return known, f"agent {known.name} of cluster {record.cluster}"
     settle_identity(config, known)
     return known, "belongs to no cluster yet"
-
-
-def _copy_small_files(source: str, target: str) -> None:
-    for name in SMALL_FILES:
-        if os.path.exists(os.path.join(source, name)):
-            shutil.copyfile(os.path.join(source, name), os.path.join(target, name))
 
 
 @contextmanager

@@ -64,8 +64,8 @@ ROOMS = {
     "agent/cli/terminal": "shoal/client shoal/client/http",
     "agent": """agent/bootstrap agent/config agent/durable agent/events agent/host agent/http
         agent/http/admission agent/members agent/partition agent/peers agent/placement agent/process
-        agent/routing agent/service agent/topics membership/interface membership/serf membership/wire
-        replication segment_store/disk segment_store/errors shoal/__init__""",
+        agent/routing agent/service agent/settings agent/topics membership/interface membership/serf
+        membership/wire replication segment_store/disk segment_store/errors shoal/__init__""",
     "agent/service": """agent/config agent/durable agent/events agent/fetch agent/host agent/interface
         agent/members agent/partition agent/peers agent/placement agent/process agent/routing
         agent/submission agent/topics membership/interface replication/placement segment_store/check
@@ -111,7 +111,7 @@ ROOMS = {
     "agent/submission": "",
     "agent/levels": "",
     "agent/events": "agent/process",
-    "agent/process": "agent/config segment_store/errors",
+    "agent/process": "agent/config agent/settings segment_store/errors",
     "agent/log_lines": "",
     "agent/metrics": "",
     "agent/config": "agent/settings",

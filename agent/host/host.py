@@ -172,9 +172,7 @@ class Host:
 
     def _give_up(self, group: GroupId, state: ServingState, reason: str, is_broken: bool = False) -> None:
         """The other groups are served all the same."""
-        logger.error(
-            "%s: the replica here is %s: %s", group, state, reason, extra={"event": "replica-unserved"}
-        )
+        logger.error("%s: replica not served, it is %s: %s", group, state, reason)
         self._unserved[group] = Unserved(state, reason, is_broken)
         self.changed(group)
 

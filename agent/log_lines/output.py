@@ -69,7 +69,7 @@ class TextForm(logging.Formatter):
         return line if trace is None else f"{line}\n{trace}"
 
 
-class Output(logging.StreamHandler[TextIO]):
+class LogOutput(logging.StreamHandler[TextIO]):
     """The only handler of an agent's process."""
 
     def __init__(self, stream: TextIO, form: logging.Formatter) -> None:
@@ -126,7 +126,7 @@ def install(log_format: str, log_level: str, stream: TextIO | None = None) -> Ca
     root, own = logging.getLogger(), logging.getLogger(OWN_LOGGERS)
     kept = root.handlers[:], root.level, own.level
     kept_hooks = sys.excepthook, threading.excepthook, sys.unraisablehook, warnings.showwarning
-    root.handlers = [Output(chosen, form_for(log_format, chosen))]
+    root.handlers = [LogOutput(chosen, form_for(log_format, chosen))]
     set_level(log_level)
     logging.captureWarnings(True)
     sys.excepthook = _on_uncaught

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shoal.agent.log_lines.names import agent_name
+from shoal.agent.log_lines.schema import about
 from shoal.agent.peers.connection import PeerConnection
 from shoal.agent.peers.frames import LinkKind
 
@@ -79,7 +80,9 @@ class LinkedPeer:
         """Once per reason: a peer that is down is dialled every second."""
         if self.last_complaint != reason:
             self.last_complaint = reason
-            logger.warning("the link to %s: %s", agent_name(self.agent_id), reason)
+            name = agent_name(self.agent_id)
+            facts = about("link-failed", members=(name,), total=1)
+            logger.warning("the link to %s: %s", name, reason, extra=facts)
 
 
 class PeerStatistics(NamedTuple):

@@ -88,7 +88,7 @@ class ConfigSource:
         try:
             return AgentConfig.from_sources(self.flags, self.environment, file.settings)
         except ConfigError as error:
-            keys = [key for key in self._keys_that_count(file) if _names(str(error), key)]
+            keys = [key for key in self._keys_that_count(file) if _is_about(str(error), key)]
             if not keys:
                 raise
             raise ConfigError(f"{'; '.join(map(file.place, keys))}: {error}") from None
@@ -111,9 +111,10 @@ class ConfigSource:
         ]
 
 
-def _names(text: str, key: str) -> bool:
-    """Whether an error's text is about this key, by any of its spellings."""
-    words = {key, key.replace("-", "_"), key.replace("_", "-")}
-    return any(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) for word in words) or any(
-        re.search(rf"--{re.escape(word)}(?![\w-])", text) for word in words
+def _is_about(text: str, key: str) -> bool:
+    """Whether an error's text names this key, by any of its spellings: as a key, or as a flag."""
+    spellings = {key, key.replace("-", "_"), key.replace("_", "-")}
+    return any(
+        re.search(rf"(?:(?<![\w-])|--){re.escape(spelling)}(?![\w-])", text) is not None
+        for spelling in spellings
     )

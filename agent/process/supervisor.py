@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from functools import partial
+from collections.abc import Callable
 
 from shoal.agent.config import SETTINGS, AgentConfig
 from shoal.agent.process.config_source import ConfigSource
@@ -22,38 +22,47 @@ from shoal.agent.settings import Effect
 logger = logging.getLogger("shoal.agent")
 
 
-async def run_cores(config: AgentConfig, source: ConfigSource | None, manager: ServiceManager) -> int:
-    """Run one agent per core until they end; 0 if all ended well.
+class Cores:
+    """The agents of one command."""
 
-    SIGTERM, SIGINT and SIGHUP are passed on, each time; at SIGHUP each agent reads the file by itself. When
-    one agent ends unasked the others are asked to leave: a host with fewer agents than asked for would go
-    unnoticed.
-    """
-    assert config.cores > 1
-    agents: list[asyncio.subprocess.Process] = []
+    def __init__(self, config: AgentConfig, source: ConfigSource | None, manager: ServiceManager) -> None:
+        assert config.cores > 1
+        self._config = config
+        self._source = source
+        self._manager = manager
+        self._agents: list[asyncio.subprocess.Process] = []
 
-    def pass_on(number: signal.Signals) -> None:
-        for agent in agents:
+    async def run(self, on_hangup: Callable[[], None] | None) -> int:
+        """One agent per core until they end; 0 if all ended well. SIGHUP calls `on_hangup`.
+
+        SIGTERM and SIGINT are passed on, each time. When one agent ends unasked the others are asked to
+        leave: a host with fewer agents than asked for would go unnoticed.
+        """
+        try:
+            with asked_by_signals(self._stop, on_hangup), self._manager:
+                for core in range(self._config.cores):
+                    started = await _start(self._config.for_core(core), self._source)
+                    self._agents.append(started)
+                self._manager.ready(f"{self._config.cores} agents started")
+                return await _until_all_ended(self._agents)
+        finally:
+            for agent in self._agents:
+                if agent.returncode is None:
+                    agent.kill()
+                    await agent.wait()
+
+    def _stop(self) -> None:
+        self._manager.stopping()
+        self._send(signal.SIGTERM)
+
+    def reload(self) -> None:
+        """Each agent reads the file by itself."""
+        self._send(signal.SIGHUP)
+
+    def _send(self, number: signal.Signals) -> None:
+        for agent in self._agents:
             if agent.returncode is None:
                 agent.send_signal(number)
-
-    def stop() -> None:
-        manager.stopping()
-        pass_on(signal.SIGTERM)
-
-    reload = None if source is None else partial(pass_on, signal.SIGHUP)
-    try:
-        with asked_by_signals(stop, reload), manager:
-            for core in range(config.cores):
-                started = await _start(config.for_core(core), source)
-                agents.append(started)
-            manager.ready(f"{config.cores} agents started")
-            return await _until_all_ended(agents)
-    finally:
-        for agent in agents:
-            if agent.returncode is None:
-                agent.kill()
-                await agent.wait()
 
 
 async def _start(config: AgentConfig, source: ConfigSource | None) -> asyncio.subprocess.Process:

@@ -9,24 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from log_reader import documents, events, lines, told
 from real_agents import is_ready, leaders, run_shoal, wait_until
 
 pytestmark = pytest.mark.slow
 PARTITIONS = 3  # with the catalog as many as a line names
-HEAD = re.compile(r"^\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) \S+ ", re.MULTILINE)
 LONG_ID = re.compile(r"\b[0-9a-f]{32}\b")
-
-
-def lines(agent: Any, start: str = "") -> list[str]:
-    """What the log says behind time, level and place, as far as it begins so."""
-    text = pathlib.Path(agent.log).read_text()
-    said = [HEAD.sub("", line) for line in text.splitlines() if HEAD.match(line)]
-    return [line for line in said if line.startswith(start)]
-
-
-def told(agent: Any, start: str, *, what: str = "") -> list[str]:
-    """Waits for the first such line."""
-    return list(wait_until(lambda: [line for line in lines(agent, start) if what in line], f"{start} {what}"))
 
 
 def partitions_in(said: list[str]) -> set[str]:
@@ -65,6 +53,9 @@ def test_survivors_tell_what_happened_to_an_agent_and_its_partitions(
     everything = [line for one in survivors for line in lines(one)]
     assert any(line.startswith("leadership gained: ") for line in everything)
     assert any(line.endswith(f"(missing: {victim.name})") for line in everything)
+    gained = [line for one in survivors for line in events(one, "leadership-gained")]
+    assert all(line["partitions"] and line["total"] for line in gained)
+    assert all(line["term"] >= 1 for line in gained if "topic" in line)
     for survivor in survivors:
         assert len(lines(survivor, f"agent failed: {victim.name}")) == 1
         assert lines(survivor, f"agent is back: {victim.name}") == []
@@ -91,4 +82,4 @@ def test_survivors_tell_what_happened_to_an_agent_and_its_partitions(
         said = pathlib.Path(survivor.log).read_text()
         assert LONG_ID.search(said) is None, LONG_ID.search(said)
         assert "Traceback" not in said
-        assert len(said.splitlines()) < 300, "a bounded number of lines"
+        assert len(documents(survivor)) < 300, "a bounded number of lines"
