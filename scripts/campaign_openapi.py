@@ -96,7 +96,7 @@ def _ready_url(log: pathlib.Path, process: subprocess.Popen[bytes]) -> str:
     deadline = time.monotonic() + READY_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         for line in log.read_text().splitlines():
-            _, ready, rest = line.partition(" ready: ")
+            _, ready, rest = line.partition("ready: ")
             if ready:
                 return rest.split()[0]
         time.sleep(0.05)

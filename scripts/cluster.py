@@ -54,7 +54,7 @@ class AgentProcess:
     def last_words(self) -> str:
         with contextlib.suppress(OSError):
             lines = pathlib.Path(self.log).read_text(errors="replace").strip().splitlines()
-            return lines[-1] if lines else "it said nothing"
+            return _message(lines[-1]) if lines else "it said nothing"
         return "it said nothing"
 
 
@@ -157,6 +157,14 @@ def get(url: str, path: str) -> Any:
         with error:  # it is the answer, and holds its connection
             said = error.read(500).decode(errors="replace")
         raise ClusterProblem(f"{path}: {error.code} {said}") from error
+
+
+def _message(line: str) -> str:
+    """What people read of a line of an agent's log; a refusal before the log began is text."""
+    try:
+        return str(json.loads(line)["message"])
+    except (ValueError, KeyError, TypeError):
+        return line
 
 
 def _wait_for_url(agent: AgentProcess, deadline: float) -> str:

@@ -29,10 +29,11 @@ from shoal.agent.log_lines.schema import (
 )
 
 COLOURS: Final = {"DEBUG": "2", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
-LINE_ENDS: Final = str.maketrans(
-    {"\n": "\\n", "\r": "\\r", "\x1b": "\\x1b", "\x85": "\\x85", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-)
-"""A message is one line, and no stranger's text steers a terminal."""
+_STEERING = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+"""Characters that end lines or steer terminals; a message may hold any text of strangers."""
+IN_TEXT: Final = {code: f"\\x{code:02x}" for code in _STEERING if code != ord("\t")}
+IN_TRACEBACK: Final = {code: shown for code, shown in IN_TEXT.items() if code != ord("\n")}
+IN_JSON: Final = {code: f"\\u{code:04x}" for code in _STEERING}
 logger = logging.getLogger("shoal.agent")
 
 
@@ -47,7 +48,8 @@ class JsonForm(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         self._agent = own_name() or self._agent
         document = document_of(record, self._agent)
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":"), default=str)
+        line = json.dumps(document, ensure_ascii=False, separators=(",", ":"), default=str)
+        return line.translate(IN_JSON)
 
 
 class TextForm(logging.Formatter):
@@ -62,11 +64,11 @@ class TextForm(logging.Formatter):
         colour = COLOURS.get(record.levelname) if self._has_colours else None
         if colour is not None:
             level = f"\x1b[{colour}m{level}\x1b[0m"
-        line = f"{time_of(record)} {level} {record.name} {message_of(record).translate(LINE_ENDS)}"
+        line = f"{time_of(record)} {level} {record.name} {message_of(record).translate(IN_TEXT)}"
         if held_back := getattr(record, "held_back", 0):
             line += f" ({held_back} more were held back)"
         trace = traceback_of(record)
-        return line if trace is None else f"{line}\n{trace}"
+        return line if trace is None else f"{line}\n{trace.translate(IN_TRACEBACK)}"
 
 
 class LogOutput(logging.StreamHandler[TextIO]):

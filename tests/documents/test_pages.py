@@ -6,10 +6,14 @@ named by tests/operations.
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 
 import pytest
+
+from shoal.agent.log_lines.cluster_news import TEXTS
+from shoal.agent.log_lines.schema import KEYS, faults_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -64,3 +68,16 @@ def test_every_note_says_what_was_asked_and_what_came_of_it() -> None:
         assert "**Question.**" in text, note.name
         assert "**Verdict.**" in text, note.name
         assert f"]({note.name})" in index, note.name
+
+
+def test_the_page_of_monitoring_has_the_schema_of_the_log() -> None:
+    """Each key with its kind and its meaning, and the event of each line that tells of the cluster."""
+    page = (DOCS / "operations" / "monitoring.md").read_text()
+    kinds = {str: "text", int: "number", list: "list of texts"}
+    for name, key in KEYS.items():
+        always = "yes" if key.is_always_there else ""
+        assert f"| `{name}` | {kinds[key.kind]} | {always} | {key.meaning} |" in page
+    assert [event for event in TEXTS if f"`{event}`" not in page] == []
+    example = re.search(r"^    (\{.*\})$", page, re.MULTILINE)
+    assert example is not None
+    assert faults_of(json.loads(example[1])) == []

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from shoal.agent.log_lines.cluster_news import TEXTS
 from shoal.agent.log_lines.schema import OTHER, slug
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -83,3 +84,16 @@ def test_every_call_has_an_event() -> None:
         if re.search(r'logger\.\w+\("%s", ', line) and '"event"' not in line
     ]
     assert below == []
+
+
+def test_events_that_the_page_names_are_logged() -> None:
+    """Somewhere in the code, by these words: who matches on them waits for no line that never comes."""
+    page = (ROOT / "docs" / "operations" / "monitoring.md").read_text()
+    table = page.partition("| event | message |")[2].partition("\n\n")[0]
+    named = {event for row in table.splitlines()[2:] for event in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    assert len(named) > 30
+    logged = set(TEXTS) | {"recovered-replicas"}
+    for path in sorted((ROOT / "agent").rglob("*.py")):
+        logged |= set(re.findall(r'about\(\s*"([a-z-]+)"', path.read_text()))
+    logged |= {slug(str(call.node.args[0].value)) for call in calls()}  # type: ignore[attr-defined]
+    assert named - logged == set()
