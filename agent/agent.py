@@ -266,13 +266,13 @@ async def run_agent(
     config: AgentConfig, ready: Callable[[Agent], None] | None = None, source: ConfigSource | None = None
 ) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code. `ready` is called once the agent can serve. The
-    first signal hands leadership over and leaves, the second stops at once. SIGHUP reads `source` again;
-    without one it ends the process. A fault is one line."""
+    first signal hands leadership over and leaves, the second stops at once. SIGHUP reads `source` again, or
+    is such a signal where that has no file. A fault is one line."""
     manager = ServiceManager(os.environ, os.getpid())
     if config.cores > 1:
         cores = Cores(config, source, manager)
         async with reloading(config, source, lambda _: cores.reload()) as reloads:
-            return await cores.run(None if source is None else reloads.ask)
+            return await cores.run(reloads.on_hangup)
     allow_open_files()
     stop = StopRequest()
     agents: list[Agent] = []
@@ -284,7 +284,7 @@ async def run_agent(
             agent.follow(values)
 
     async with reloading(config, source, follow) as reloads:
-        with asked_by_signals(stop.ask, None if source is None else reloads.ask), manager:
+        with asked_by_signals(stop.ask, reloads.on_hangup), manager:
             return await _run_lives(reloads, stop, ready, manager, agents)
 
 

@@ -60,6 +60,11 @@ class Reloads:
         self._follow = follow
         self._asked = asyncio.Event()
 
+    @property
+    def on_hangup(self) -> Callable[[], None] | None:
+        """What SIGHUP does; None where there is no file that could say something new."""
+        return self.ask if self._source is not None and self._source.path else None
+
     def ask(self) -> None:
         """From a signal. Several before the first was taken up are one."""
         self._asked.set()

@@ -100,7 +100,7 @@ def agent(
     """Run an agent. Flags win over SHOAL_* variables, and variables over the file.
 
     SIGTERM or Ctrl-C hands leadership over and leaves the cluster; a second one stops at once.
-    SIGHUP reads the file again.
+    SIGHUP reads the file again; without a file it is like SIGTERM.
     """
     flags = dict(locals())  # every parameter, and nothing else yet: their names are those of the settings
     del flags["config"], flags["check"]

@@ -124,6 +124,7 @@ class Scrubber:
         await self._is_wanted.wait()
         cursor = await self._load()
         while True:
+            await self._is_wanted.wait()
             started_ms = self._clock.now_ms()
             await self._pass(cursor)
             cursor = None

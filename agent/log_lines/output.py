@@ -166,11 +166,11 @@ def _on_uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
 
 
 def _on_unraisable(arguments: Any) -> None:
-    """Of a destructor, mostly: nobody could have caught it."""
+    """Of a destructor, mostly: nobody could have caught it. Its object may be half gone and is not shown."""
+    source = arguments.object
     logger.error(
-        "%s: %r; this is a bug",
-        arguments.err_msg or "an exception was ignored in",
-        arguments.object,
+        "an exception was ignored in %s; this is a bug",
+        getattr(source, "__qualname__", type(source).__qualname__),
         exc_info=arguments.exc_value,
         extra=about("ignored-exception"),
     )

@@ -47,9 +47,13 @@ def read_file(path: str) -> ConfigFile:
     """Raises ConfigFileError, which names file, line and key."""
     try:
         with open(path, "rb") as file:
-            text = file.read(FILE_BYTES_MAX).decode()
+            content = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigFileError(f"{path}: {error.strerror}: name a readable TOML file") from None
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigFileError(f"{path} has more than {FILE_BYTES_MAX} bytes: it is no configuration")
+    try:
+        text = content.decode()
     except UnicodeDecodeError as error:
         raise ConfigFileError(f"{path} is not UTF-8 at byte {error.start}: mend the file") from None
     try:
@@ -112,9 +116,10 @@ class ConfigSource:
 
 
 def _is_about(text: str, key: str) -> bool:
-    """Whether an error's text names this key, by any of its spellings: as a key, or as a flag."""
+    """Whether an error is about this key: it begins with it, or names it as a flag or in quotes. Other
+    mentions are words of advice."""
     spellings = {key, key.replace("-", "_"), key.replace("_", "-")}
     return any(
-        re.search(rf"(?:(?<![\w-])|--){re.escape(spelling)}(?![\w-])", text) is not None
-        for spelling in spellings
+        re.search(rf"(?:^|--){word}(?![\w-])|[`'\[]{word}[`'\]]", text) is not None
+        for word in map(re.escape, spellings)
     )

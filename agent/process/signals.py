@@ -53,12 +53,9 @@ def _leaves(group: BaseExceptionGroup[BaseException] | None) -> Iterator[BaseExc
 
 @contextmanager
 def asked_by_signals(ask: Callable[[], None], reload: Callable[[], None] | None = None) -> Iterator[None]:
-    """SIGTERM and SIGINT call `ask`; SIGHUP calls `reload`. Where there is none it ends the process as
-    ever."""
+    """SIGTERM and SIGINT call `ask`; SIGHUP calls `reload`, or `ask` where there is none."""
     loop = asyncio.get_running_loop()
-    handlers = {signal.SIGTERM: ask, signal.SIGINT: ask}
-    if reload is not None:
-        handlers[signal.SIGHUP] = reload
+    handlers = {signal.SIGTERM: ask, signal.SIGINT: ask, signal.SIGHUP: reload or ask}
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
     try:

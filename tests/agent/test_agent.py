@@ -65,6 +65,23 @@ async def test_an_agent_boots_alone_serves_and_returns_with_its_data(agents: Age
     assert (await again.call("PUT", "/v1/topics/t", {"partitions": 2}))[0] == 200
 
 
+async def test_a_running_agent_follows_settings_that_were_reloaded(agents: Agents) -> None:
+    """Each part asks for the value that counts now, and GET /v1/agent shows it."""
+    first = await agents.alone("a")
+    assert (await first.call("POST", "/v1/topics/one/records", {"records": [{"value": "v"}]}))[0] == 200
+    changed = {"auto_create_topics": False, "shutdown_timeout": 7_000, "replace_after": 77_000}
+    first.agent.follow(changed | {"scrub_bytes_per_s": 0, "log_level": "error"})
+    status, refused = await first.call("POST", "/v1/topics/two/records", {"records": [{"value": "v"}]})
+    assert (status, refused["code"]) == (404, "unknown-topic")
+    shown = (await first.call("GET", "/v1/agent"))[1]["configuration"]
+    assert (shown["auto_create_topics"], shown["replace_after_ms"]) == (False, 77_000)
+    assert (shown["scrub_bytes_per_s"], shown["log_level"]) == (0, "error")
+    assert first.agent.config.shutdown_timeout_ms == 7_000
+    first.agent.follow({"auto_create_topics": True})
+    assert (await first.call("POST", "/v1/topics/two/records", {"records": [{"value": "v"}]}))[0] == 200
+    assert first.agent.config.replace_after_ms == 77_000
+
+
 async def test_topics_are_created_once_and_differences_are_told(agents: Agents) -> None:
     """201, 200 if equal, 409 with what differs; a factor above the live members is refused only if it was
     given.

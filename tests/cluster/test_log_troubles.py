@@ -100,3 +100,4 @@ def test_a_survivors_log_tells_of_killed_and_starved_peers_and_of_its_full_disk(
         [0, 0],
     )
     assert len(lines(survivor)) < 200
+    assert all(documents(one) for one in agents.agents), "every line of every agent is of the schema"

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -98,3 +98,12 @@ def test_a_manager_hears_of_the_agent_and_a_reload_changes_what_it_may(agent: Ma
     agent.process.send_signal(signal.SIGTERM)
     assert agent.process.wait(60) == 0
     assert "STOPPING=1" in agent.heard
+
+
+def test_an_agent_without_a_file_ends_with_its_terminal(start_cluster: Callable[..., Any]) -> None:
+    """SIGHUP is like SIGTERM there: nothing could be read again."""
+    agents = start_cluster(1)
+    (alone,) = agents.agents
+    alone.signal(signal.SIGHUP)
+    wait_until(lambda: not alone.is_alive(), "it has ended")
+    assert len(events(alone, "leaving-the-cluster")) == 1

@@ -22,9 +22,10 @@ KNOWN = {
     "Unit": "Description Wants After StartLimitIntervalSec StartLimitBurst",
     "Service": """Type ExecStart ExecReload SyslogIdentifier WatchdogSec TimeoutStartSec TimeoutStopSec
         Restart RestartSec RestartPreventExitStatus LimitNOFILE LimitMEMLOCK DynamicUser StateDirectory
-        StateDirectoryMode UMask ProtectSystem ProtectHome PrivateTmp PrivateDevices PrivateUsers ProtectClock
-        ProtectControlGroups ProtectHostname ProtectKernelLogs ProtectKernelModules ProtectKernelTunables
-        ProtectProc CapabilityBoundingSet AmbientCapabilities NoNewPrivileges LockPersonality
+        StateDirectoryMode RuntimeDirectory UMask ProtectSystem ProtectHome PrivateTmp PrivateDevices
+        PrivateUsers ProtectClock ProtectControlGroups ProtectHostname ProtectKernelLogs ProtectKernelModules
+        ProtectKernelTunables ProtectProc CapabilityBoundingSet AmbientCapabilities NoNewPrivileges
+        LockPersonality
         MemoryDenyWriteExecute RemoveIPC RestrictNamespaces RestrictRealtime RestrictSUIDSGID
         RestrictAddressFamilies SystemCallArchitectures SystemCallFilter SystemCallErrorNumber""",
     "Install": "WantedBy",

@@ -124,14 +124,27 @@ def test_the_rate_is_kept_on_the_average() -> None:
     assert pace.pause_ms(100, 1_000_000) == 100
 
 
-async def test_a_rate_of_zero_never_looks() -> None:
-    """The task ends at once."""
+async def test_the_rate_changes_while_it_runs() -> None:
+    """At zero it stands still, in the middle of a pass too, and goes on when there is a rate again."""
     cluster, _ = memory_cluster(1)
     async with cluster:
         node = await _filled(cluster, 1)
         scrubber = _scrubber(node, bytes_per_s=0)
-        await asyncio.wait_for(scrubber.run(), 40)
+        task = asyncio.create_task(scrubber.run())
+        for _ in range(100):
+            await asyncio.sleep(0)
         assert scrubber.statistics == ScrubStatistics()
+        scrubber.set_rate(2**30)
+        await until(lambda: scrubber.statistics.passes >= 2)
+        scrubber.set_rate(0)
+        await asyncio.sleep(0.05)
+        stood = scrubber.statistics.passes
+        await asyncio.sleep(0.2)
+        assert scrubber.statistics.passes <= stood + 1
+        scrubber.set_rate(2**30)
+        await until(lambda: scrubber.statistics.passes >= stood + 3)
+        task.cancel()
+        await asyncio.wait({task})
 
 
 async def test_it_looks_slowly_and_appends_go_on(tmp_path: Any) -> None:

@@ -7,7 +7,13 @@ import pathlib
 import pytest
 
 from shoal.agent.config import ConfigError
-from shoal.agent.process.config_source import ConfigFile, ConfigFileError, ConfigSource, read_file
+from shoal.agent.process.config_source import (
+    FILE_BYTES_MAX,
+    ConfigFile,
+    ConfigFileError,
+    ConfigSource,
+    read_file,
+)
 
 
 def source(tmp_path: pathlib.Path, text: str, **flags: object) -> ConfigSource:
@@ -66,8 +72,20 @@ def test_a_fault_of_the_file_names_file_line_and_key(
 
 def test_both_keys_of_a_rule_between_two_are_named(tmp_path: pathlib.Path) -> None:
     """Either may be the wrong one."""
-    said = fault(tmp_path, "heartbeat_interval = '1s'\nelection_timeout = '1s'\n")
-    assert "line 2, key election_timeout" in said
+    said = fault(tmp_path, "http_port = 7070\ngossip_port = 7070\n")
+    places = "shoal.toml, line 1, key http_port; shoal.toml, line 2, key gossip_port: "
+    assert said.startswith(places)
+
+
+def test_words_of_advice_blame_no_other_key(tmp_path: pathlib.Path) -> None:
+    """A name is spoken of, and the file has a key `name` too, which is as it should be."""
+    said = fault(tmp_path, "name = 'cod'\ncluster = 'two words'\n")
+    assert said.startswith("shoal.toml, line 2, key cluster: ")
+
+
+def test_a_file_that_is_too_long_is_no_configuration(tmp_path: pathlib.Path) -> None:
+    """It is not cut off, which might change its meaning."""
+    assert "more than" in fault(tmp_path, "#" * (FILE_BYTES_MAX + 1))
 
 
 def test_a_fault_of_a_flag_does_not_blame_the_file(tmp_path: pathlib.Path) -> None:
