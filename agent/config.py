@@ -92,7 +92,7 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What is logged, and as what."""
+    """The log: its form, and the least level of its lines."""
 
     log_format: str = "auto"
     log_level: str = setting("info", effect=Effect.RELOAD)

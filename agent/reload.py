@@ -1,7 +1,7 @@
 """SIGHUP: the configuration is read again; what a running agent can follow counts from then on.
 
-Law of this file: a configuration that cannot be read or cannot work changes nothing. What counts at the next
-start only is named in the log. Which settings those are is said by their declarations (agent/config.py).
+Law of this file: a configuration that cannot be read or cannot work changes nothing. Settings that count
+at the next start only are named in the log. Their declarations say which those are (agent/config.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Difference(NamedTuple):
 
 
 def difference(running: AgentConfig, wanted: AgentConfig) -> Difference:
-    """What the second has that the first has not."""
+    """The settings in which the second differs."""
     changed = [item for item in SETTINGS.values() if item.of(running) != item.of(wanted)]
     return Difference(
         {item.name: item.of(wanted) for item in changed if item.effect is Effect.RELOAD},
@@ -62,7 +62,7 @@ class Reloads:
 
     @property
     def on_hangup(self) -> Callable[[], None] | None:
-        """What SIGHUP does; None where there is no file that could say something new."""
+        """Does what SIGHUP asks for. None where no file could say something new."""
         return self.ask if self._source is not None and self._source.path else None
 
     def ask(self) -> None:

@@ -23,9 +23,12 @@ from shoal.agent.durable.identity import AgentIdentity, IdentityStore
 from shoal.agent.durable.ids import IdentityError
 from shoal.agent.durable.keyring_file import KeyringFile, settle_keyring
 from shoal.agent.host.free_space import MIN_FREE_BYTES
+from shoal.agent.members.own_address import address_now
+from shoal.agent.process import unix_socket
 from shoal.agent.process.errors import StartError
-from shoal.agent.process.ports import PortChoice, PortError, listen
+from shoal.agent.process.ports import PortChoice, PortError, is_own_address, listen
 from shoal.agent.topics.cluster_file import ClusterFileError, load_cluster, settle_cluster
+from shoal.lookup import Lookup
 from shoal.segment_store.disk.disk import open_disk
 from shoal.segment_store.disk.lock import LOCK_FILE, ReaderLock
 from shoal.segment_store.errors import NotOwner
@@ -50,6 +53,10 @@ async def check_start(config: AgentConfig) -> list[StartFinding]:
         agent = config.for_core(core)
         directory, identity = await _check_directory(agent)
         findings += [directory, _check_disk(agent.data), *await _check_ports(agent, identity)]
+        if agent.http.http_socket is not None:
+            findings.append(_check_socket(agent.http.http_socket))
+    if config.advertised_name is not None:
+        findings.append(await _check_name(config.advertised_name, config.bind))
     return findings
 
 
@@ -98,7 +105,7 @@ def _not_in_use(path: str) -> Iterator[None]:
 
 
 async def _load_copies(config: AgentConfig) -> tuple[AgentIdentity | None, str]:
-    """Who lives there, as a start would find it. Raises StartError."""
+    """The agent of the directory, as a start would find it. Raises StartError."""
     with tempfile.TemporaryDirectory(prefix="shoal-check-") as copies, _no_log_lines():
         disk = await open_disk("threads")
         try:
@@ -206,3 +213,24 @@ async def _check_port(
         return StartFinding(what, True, "any free one")
     stepped = f", since {choice.kept or choice.default} is in use" if choice.has_stepped(port) else ""
     return StartFinding(what, True, f"{port}{stepped}")
+
+
+# ---- other places ----------------------------------------------------------------------------------------
+
+
+def _check_socket(path: str) -> StartFinding:
+    try:
+        unix_socket.check(path)
+    except PortError as error:
+        return StartFinding("HTTP socket", False, str(error))
+    return StartFinding("HTTP socket", True, path)
+
+
+async def _check_name(name: str, bind: str) -> StartFinding:
+    """Once, where a start would wait for a name that has no address yet."""
+    try:
+        address = await address_now(name, bind, Lookup())
+    except StartError as error:
+        return StartFinding("name", False, str(error))
+    elsewhere = "" if is_own_address(address) else ", which is not an address of this host"
+    return StartFinding("name", True, f"{name} leads to {address}{elsewhere}")

@@ -67,7 +67,7 @@ class PartitionView(NamedTuple):
 
 
 class _Beside(NamedTuple):
-    """What to say of one member or partition."""
+    """The text about one member or partition."""
 
     names: tuple[str, ...]
     term: int | None

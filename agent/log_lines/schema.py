@@ -1,4 +1,4 @@
-"""What a log line holds: the keys, their kinds, and how a record of Python's logging fills them.
+"""The schema of a log line: the keys, their kinds, and how a record of Python's logging fills them.
 
 Law of this file: values in, one flat document out; neither stream nor clock. An agent's own records state
 facts as `extra=about(...)`; a partition, or a range of offsets, among a record's arguments is found here.
@@ -61,7 +61,7 @@ KEYS: Final[Mapping[str, Key]] = {
 
 
 class Facts(TypedDict, total=False):
-    """What a call may state beside its text; `event` is given always."""
+    """Facts that a call may state beside its text; `event` is given always."""
 
     topic: str
     partition: int
@@ -95,7 +95,7 @@ def is_own(record: logging.LogRecord) -> bool:
 
 
 def event_of(record: logging.LogRecord) -> str:
-    """What the call says; else the words of its text, or the library's name."""
+    """The event that the call states; else the words of its text, or the library's name."""
     if not is_own(record):
         return "python-warning" if record.name == WARNINGS_LOGGER else record.name.partition(".")[0]
     stated = getattr(record, "event", None)
@@ -112,7 +112,7 @@ def slug(template: str) -> str:
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """What people read. Raises what formatting raises."""
+    """The text for people. Raises what formatting raises."""
     text = record.getMessage() or "(nothing)"
     if len(text) > MESSAGE_CHARACTERS_MAX:
         text = f"{text[:MESSAGE_CHARACTERS_MAX]}... ({len(text)} characters)"

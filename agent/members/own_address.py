@@ -58,10 +58,7 @@ async def settle_address(config: AgentConfig, lookup: Lookup) -> str:
     if name is None:
         return config.advertised_host
     found = await _patiently(name, lookup)
-    try:
-        address = choose_address(found, config.bind, is_own_address)
-    except Unusable as error:
-        raise StartError(f"--advertise {name}: its address {', '.join(found)} {error}") from None
+    address = _usable(name, found, config.bind)
     count = len(set(map(plain_address, found)))
     if count > 1:
         logger.info("%s has %d addresses: the pool is told %s", name, count, address)
@@ -74,6 +71,26 @@ async def settle_address(config: AgentConfig, lookup: Lookup) -> str:
     return address
 
 
+async def address_now(name: str, bind: str, lookup: Lookup) -> str:
+    """The address that a start would settle, if the name has one now. Raises StartError."""
+    try:
+        found = await lookup.addresses(name)
+    except LookupFailed as error:
+        raise _nowhere(name, error) from None
+    return _usable(name, found, bind)
+
+
+def _usable(name: str, found: Sequence[str], bind: str) -> str:
+    try:
+        return choose_address(found, bind, is_own_address)
+    except Unusable as error:
+        raise StartError(f"--advertise {name}: its address {', '.join(found)} {error}") from None
+
+
+def _nowhere(name: str, error: LookupFailed) -> StartError:
+    return StartError(f"--advertise {name}: {error}: give a name that this host can look up, or an address")
+
+
 async def _patiently(name: str, lookup: Lookup) -> tuple[str, ...]:
     loop = asyncio.get_running_loop()
     give_up_s, was_said = loop.time() + START_PATIENCE_S, False
@@ -82,9 +99,7 @@ async def _patiently(name: str, lookup: Lookup) -> tuple[str, ...]:
             return await lookup.addresses(name)
         except LookupFailed as error:
             if loop.time() >= give_up_s:
-                raise StartError(
-                    f"--advertise {name}: {error}: give a name that this host can look up, or an address"
-                ) from None
+                raise _nowhere(name, error) from None
             if not was_said:
                 logger.warning("waiting: --advertise %s: %s", name, error)
                 was_said = True

@@ -1,4 +1,4 @@
-"""What systemd is told: that the agent is ready or stops, and that its event loop still turns (sd_notify(3)).
+"""Messages to systemd: the agent is ready or stops, and its event loop still turns (sd_notify(3)).
 
 Law of this file: datagrams to the socket that the environment names, and nothing where it names none. A
 service manager that does not listen keeps no agent from working.

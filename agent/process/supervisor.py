@@ -66,8 +66,8 @@ class Cores:
 
 
 async def _start(config: AgentConfig, source: ConfigSource | None) -> asyncio.subprocess.Process:
-    """The configuration travels as SHOAL_ variables: above a file, and no flag is given here. What the file
-    may change later is left to it. The service manager knows this process alone."""
+    """The configuration travels as SHOAL_ variables: above a file, and no flag is given here. Settings
+    that the file may change later are left to it. The service manager knows this process alone."""
     variables = config.as_environment()
     if source is not None and source.path:
         for known in SETTINGS.values():

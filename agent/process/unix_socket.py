@@ -29,21 +29,38 @@ def listen_at(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _alone_in(os.path.dirname(path) or "."):
-            _remove_stale(path)
+            if _is_left_over(path):
+                os.unlink(path)
             listener.bind(path)
             os.chmod(path, MODE)  # nobody connects before it listens
         listener.listen(HTTP_BACKLOG)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise PortError(
-            f"--http-socket {path}: {error.strerror or error}: give a path in a directory that exists and"
-            " that this user may write"
-        ) from None
+        raise _refusal(path, error) from None
     except BaseException:
         listener.close()
         raise
     return listener
+
+
+def check(path: str) -> None:
+    """Whether an agent could listen there; changes nothing. Raises PortError."""
+    directory = os.path.dirname(path) or "."
+    try:
+        os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        _is_left_over(path)
+    except OSError as error:
+        raise _refusal(path, error) from None
+
+
+def _refusal(path: str, error: OSError) -> PortError:
+    return PortError(
+        f"--http-socket {path}: {error.strerror or error}: give a path in a directory that exists and"
+        " that this user may write"
+    )
 
 
 def remove(path: str, listener: socket.socket) -> None:
@@ -72,17 +89,17 @@ def _alone_in(directory: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _remove_stale(path: str) -> None:
-    """The socket file of a process that was killed. Raises OSError, PortError."""
+def _is_left_over(path: str) -> bool:
+    """Whether the socket of a process that was killed is there. Raises OSError, PortError."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
-        return
+        return False
     if not stat.S_ISSOCK(mode):
         raise PortError(f"--http-socket {path}: there is something else than a socket: give another path")
     if _is_listened_to(path):
         raise PortError(f"--http-socket {path}: another process listens there: stop it, or give another path")
-    os.unlink(path)
+    return True
 
 
 def _is_listened_to(path: str) -> bool:

@@ -112,6 +112,52 @@ async def test_ports_in_use_and_addresses_of_others(tmp_path: pathlib.Path) -> N
     assert not (await findings(config(tmp_path / "data", bind="192.0.2.1")))["HTTP port"][0]
 
 
+async def test_a_socket_and_a_name_are_looked_at_too(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the words of a start, and nothing in the socket's place changes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("precious")
+    found = await findings(config(tmp_path / "data"))
+    assert {"HTTP socket", "name"}.isdisjoint(found)
+    with socket.socket(socket.AF_UNIX) as taken, socket.socket(socket.AF_UNIX) as left:
+        taken.bind("taken")
+        taken.listen()
+        left.bind("left")
+        left.close()
+        before = state(tmp_path)
+        for path, words in (
+            ("file", "else than a socket"),
+            ("taken", "listens there"),
+            ("no/s", "give a path"),
+        ):
+            is_good, said = (await findings(config(tmp_path / "data", http_socket=path)))["HTTP socket"]
+            assert not is_good
+            assert said.startswith(f"--http-socket {path}: ")
+            assert words in said
+        for path in ("free", "left"):
+            assert (await findings(config(tmp_path / "data", http_socket=path)))["HTTP socket"] == (
+                True,
+                path,
+            )
+        assert state(tmp_path) == before
+
+    def resolve(name: str, *_: object, **__: object) -> list[object]:
+        if name == "no.example":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+    monkeypatch.setattr("shoal.lookup.socket.getaddrinfo", resolve)
+    for name, bind, expected in (
+        ("localhost", "127.0.0.1", (True, "localhost leads to 127.0.0.1")),
+        ("no.example", "0.0.0.0", (False, "has no address: Name or service not known: give a name")),
+        ("localhost", "0.0.0.0", (False, "is loopback, which no other host reaches")),
+    ):
+        is_good, said = (await findings(config(tmp_path / "data", advertise=name, bind=bind)))["name"]
+        assert is_good == expected[0]
+        assert expected[1] in said
+
+
 async def test_a_disk_without_room(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Below the limit at which appends are refused."""
     monkeypatch.setattr("shoal.agent.start_check.MIN_FREE_BYTES", 2**60)
