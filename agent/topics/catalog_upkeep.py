@@ -25,6 +25,7 @@ from collections.abc import Set as AbstractSet
 from shoal.agent.levels import BEFORE_LEVELS, Level, LevelRange, RaiseTimer, common_level
 from shoal.agent.log_lines.names import agent_name, topic_name
 from shoal.agent.log_lines.repeats import once_a_minute
+from shoal.agent.log_lines.schema import about
 from shoal.agent.members.roster import Roster, candidate_of
 from shoal.agent.topics.catalog import ConfirmDeletion, RaiseLevel, Rebirth, RepeatBirths, TopicEntry
 from shoal.agent.topics.catalog_service import CONFIRM_TIMEOUT_MS, CatalogService
@@ -216,7 +217,9 @@ class LevelUpkeep:
             seldom.info("cannot raise the cluster's level to %d yet: %s", higher, error)
             return
         if applied.outcome == "done":
-            logger.info("the cluster is at level %d: every member understands it", higher)
+            logger.info(
+                "the cluster is at level %d: every member understands it", higher, extra=about("level-raised")
+            )
 
     def _understood(self, level: Level) -> Mapping[str, LevelRange]:
         """By everybody whose level counts. Claims are read only where the members would allow a raise."""
