@@ -13,6 +13,7 @@ from ipaddress import ip_address
 
 from shoal.addresses import plain_address
 from shoal.agent.config import AgentConfig, is_loopback, is_unspecified
+from shoal.agent.log_lines.schema import about
 from shoal.agent.process.errors import StartError
 from shoal.agent.process.ports import is_own_address
 from shoal.lookup import Lookup, LookupFailed
@@ -61,12 +62,13 @@ async def settle_address(config: AgentConfig, lookup: Lookup) -> str:
     address = _usable(name, found, config.bind)
     count = len(set(map(plain_address, found)))
     if count > 1:
-        logger.info("%s has %d addresses: the pool is told %s", name, count, address)
+        logger.info("%s has %d addresses: the pool is told %s", name, count, address, extra=about("own-name"))
     if not is_own_address(address):
         logger.warning(
             "%s leads to %s, which is not an address of this host: others must reach this agent there",
             name,
             address,
+            extra=about("own-name"),
         )
     return address
 
@@ -101,7 +103,7 @@ async def _patiently(name: str, lookup: Lookup) -> tuple[str, ...]:
             if loop.time() >= give_up_s:
                 raise _nowhere(name, error) from None
             if not was_said:
-                logger.warning("waiting: --advertise %s: %s", name, error)
+                logger.warning("waiting: --advertise %s: %s", name, error, extra=about("waiting"))
                 was_said = True
         await asyncio.sleep(START_RETRY_S)
 
@@ -158,7 +160,11 @@ class NameWatch:
             self._say(f"{name} leads to {address}: the Serf agent tells the pool where this agent is")
         else:
             logger.warning(
-                "%s leads to %s now, no longer to %s: telling the pool", name, address, self.address
+                "%s leads to %s now, no longer to %s: telling the pool",
+                name,
+                address,
+                self.address,
+                extra=about("own-name"),
             )
             self.address, self._elsewhere, self._said = address, 0, ""
 
@@ -166,4 +172,4 @@ class NameWatch:
         """Once per reason."""
         if reason != self._said:
             self._said = reason
-            logger.warning("%s", reason)
+            logger.warning("%s", reason, extra=about("own-name"))

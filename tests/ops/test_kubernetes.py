@@ -37,7 +37,8 @@ def configurations() -> list[AgentConfig]:
     for number, pod in enumerate(pods()):
         name, *arguments = command_of(pod, f"node-{number}")
         context = command.commands[name].make_context(name, arguments)
-        made.append(AgentConfig.from_sources({k: v for k, v in context.params.items() if k != "config"}))
+        given = {name: value for name, value in context.params.items() if name not in ("config", "check")}
+        made.append(AgentConfig.from_sources(given))
     return made
 
 

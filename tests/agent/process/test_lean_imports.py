@@ -9,7 +9,7 @@ STARTED = """
 import asyncio, sys
 from shoal.agent.cli import agent as agent_commands
 asyncio.Runner.run = lambda runner, main: main.close()
-agent_commands._run(agent_commands._configuration(agent_commands._source({"data": "d"}, {}, "")))
+agent_commands._run(agent_commands.configuration(agent_commands.source_of({"data": "d"}, None))[0])
 import pyarrow as pa
 assert pa.array([b"x"]).to_pylist() == [b"x"] and pa.scalar(1).as_py() == 1
 print(sorted({"numpy", "pandas"} & set(sys.modules)))
