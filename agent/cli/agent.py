@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.agent.cli.terminal.options import example, flag, option
-from shoal.agent.cli.terminal.output import CliError, UsageError, say
+from shoal.agent.cli.terminal.output import UsageError, say
 
 if TYPE_CHECKING:
     from shoal.agent.agent import Agent
@@ -117,7 +117,7 @@ def source_of(flags: dict[str, Any], path: str | None) -> ConfigSource:
 
 
 def configuration(source: ConfigSource) -> tuple[AgentConfig, ConfigFile]:
-    """Flags, variables and file merged; and the file. Raises CliError, UsageError."""
+    """Flags, variables and file merged; and the file. Raises UsageError."""
     from shoal.agent.config import ConfigError
     from shoal.agent.process.config_source import ConfigFileError
 
@@ -125,7 +125,7 @@ def configuration(source: ConfigSource) -> tuple[AgentConfig, ConfigFile]:
         file = source.file()
         return source.settle(file), file
     except ConfigFileError as error:
-        raise CliError(f"--config {error}") from error
+        raise UsageError(f"--config {error}") from error
     except ConfigError as error:
         raise UsageError(str(error)) from error
 

@@ -34,7 +34,7 @@ class Shown(NamedTuple):
 
 
 def shown_settings(source: ConfigSource) -> list[Shown]:
-    """Every setting. Raises CliError for what `shoal agent` would not take."""
+    """Every setting. Raises UsageError for what `shoal agent` would not take."""
     from shoal.agent.config import SETTINGS, all_given
     from shoal.agent.settings import Origin
 

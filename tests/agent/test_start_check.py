@@ -13,6 +13,7 @@ from command_line import run
 from shoal.agent.config import AgentConfig
 from shoal.agent.durable.identity import AgentIdentity, IdentityStore
 from shoal.agent.host import free_space
+from shoal.agent.levels import FIRST_LEVEL, SUPPORTED, Level
 from shoal.agent.start_check import check_start
 from shoal.agent.topics.catalog import Catalog
 from shoal.agent.topics.cluster_file import ClusterRecord, save_cluster
@@ -40,14 +41,14 @@ def state(directory: pathlib.Path) -> dict[str, object]:
     return found
 
 
-async def made(data: pathlib.Path) -> None:
+async def made(data: pathlib.Path, level: Level = FIRST_LEVEL) -> None:
     """A directory as an agent leaves it."""
     data.mkdir()
     disk = ThreadDisk()
     identities = await IdentityStore.open(disk, str(data))
     await identities.save(AgentIdentity("a" * 32, CLUSTER_ID, "cod"))
     await identities.close()
-    record = ClusterRecord("fish", CLUSTER_ID, ("a" * 32,), Catalog().to_bytes())
+    record = ClusterRecord("fish", CLUSTER_ID, ("a" * 32,), Catalog(level=level).to_bytes())
     await save_cluster(disk, str(data), record)
     await disk.close()
     with DirectoryLock(str(data)):
@@ -93,6 +94,10 @@ async def test_a_directory_that_a_start_would_refuse(tmp_path: pathlib.Path) -> 
     is_good, said = (await findings(config(data)))["directory"]
     assert not is_good
     assert f"{data}/identity are damaged" in said
+    await made(tmp_path / "newer", level=Level(SUPPORTED.highest + 1))
+    is_good, said = (await findings(config(tmp_path / "newer")))["directory"]
+    assert not is_good
+    assert "install on its host the version of Shoal that the other members run" in said
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "data"):
         is_good, said = (await findings(config(path)))["directory"]
@@ -193,3 +198,7 @@ async def test_the_command_says_a_line_each_and_its_exit_code_counts(tmp_path: p
     ran = await run(*good, "--config", str(toml))
     assert ran.code == 2
     assert f"{toml}, line 2, key weight" in ran.stderr
+    toml.write_text("weight 0\n")
+    ran = await run(*good, "--config", str(toml))
+    assert ran.code == 2
+    assert f"--config {toml}, line 1, key weight is not TOML" in ran.stderr

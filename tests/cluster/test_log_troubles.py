@@ -28,7 +28,7 @@ TROUBLES = {
 }  # fmt: skip
 START = {
     "founding-cluster", "joined-cluster", "listening", "waiting", "not-ready", "ready", "member-joined",
-    "created-replicas", "recovered-replicas", "replicas-changing", "port-is-in-use",
+    "created-replicas", "recovered-replicas", "replicas-changing", "port-is-in-use", "level-raised",
 }  # fmt: skip
 """What is said while a cluster forms and its catalog grows."""
 
