@@ -145,7 +145,14 @@ ADDITIONS: tuple[Addition, ...] = (
             "lv": "is the range of levels; members of before levels pass over it",
         },
     ),
-    *_additions(2, AdditionKind.CATALOG_COMMAND, {"level": "raises the cluster's level"}),
+    *_additions(
+        2,
+        AdditionKind.CATALOG_COMMAND,
+        {
+            "level": "raises the cluster's level",
+            "alter": "changes settings and the replication factor of a topic, if they are as expected",
+        },
+    ),
 )
 
 
@@ -203,6 +210,14 @@ def refusal(understood: LevelRange, level: Level) -> str | None:
     if level > understood.highest:
         return f"{said}: install on its host the version of Shoal that the other members run"
     return f"{said}: install an older version of Shoal on its host first, and raise the level"
+
+
+def too_low(subject: str, needed: Level, level: Level) -> str:
+    """Why the cluster cannot do the subject yet, and what to do."""
+    return (
+        f"{subject} needs level {needed}, and the cluster is at {level}: upgrade the members that"
+        " `shoal cluster level` names, or run `shoal cluster raise-level` if it names none, and try again"
+    )
 
 
 RAISE_AFTER_MS = 60_000

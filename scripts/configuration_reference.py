@@ -40,6 +40,7 @@ PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "configuration.
 MIB = 1 << 20
 CREATION = "creation"
 CHANGE = "5 s"
+STEPS = "replica by replica"
 
 
 class Words(NamedTuple):
@@ -141,7 +142,7 @@ TOPIC_SETTINGS: Mapping[str, TopicWords] = {
     "kind": TopicWords(CREATION, "Kind of topic. `log` is the only kind."),
     "partitions": TopicWords(CREATION, f"Number of partitions, 1 to {MAX_PARTITIONS}."),
     "replication_factor": TopicWords(
-        CREATION, f"Copies of each partition, 1 to {MAX_REPLICATION_FACTOR}, or `all`: a copy on every agent."
+        STEPS, f"Copies of each partition, 1 to {MAX_REPLICATION_FACTOR}, or `all`: a copy on every agent."
     ),
     "retention.age": TopicWords(CHANGE, "Older batches are removed, in whole segments. null: kept for ever."),
     "retention.bytes": TopicWords(
@@ -232,8 +233,10 @@ TOPIC = """\
 ## Topic
 
 `shoal topic create` and `PUT /v1/topics/NAME` take these settings. `shoal topic alter` and `PATCH` change
-retention and segments of an existing topic; all other settings are fixed. The leader of a partition applies a
-changed retention within five seconds.
+replicas, retention and segments of an existing topic; all other settings are fixed. `shoal topic config NAME`
+shows a topic's values beside the defaults. No change needs a restart. The leader of a partition applies a
+changed retention within five seconds, and [adds or removes
+replicas](operations/deploy.md#change-the-number-of-replicas) one at a time.
 """
 CLIENT = """\
 ## Python client

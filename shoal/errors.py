@@ -20,11 +20,11 @@ _TYPE_PREFIX: Final = "urn:shoal:problem:"
 ErrorCode: TypeAlias = Literal[
     "bad-request", "ambiguous-body", "schema-mismatch", "illegal-name", "foreign-origin", "unknown-topic",
     "unknown-partition", "unknown-member", "unknown-route", "method-not-allowed", "not-acceptable",
-    "topic-differs", "not-enough-members", "keys-differ", "unreachable", "not-failed", "recovery-refused",
-    "producer-fenced", "sequence-gap", "sequence-differs", "trimmed", "too-large", "unsupported-media-type",
-    "beyond-end", "not-leader", "overloaded", "too-many-producers", "internal", "no-leader", "not-ready",
-    "stopping", "damaged", "timeout", "leadership-lost", "catalog-full", "disk-full", "level-too-low",
-    "level-refused",
+    "topic-differs", "settings-changed", "not-enough-members", "keys-differ", "unreachable", "not-failed",
+    "recovery-refused", "producer-fenced", "sequence-gap", "sequence-differs", "trimmed", "too-large",
+    "unsupported-media-type", "beyond-end", "not-leader", "overloaded", "too-many-producers", "internal",
+    "no-leader", "not-ready", "stopping", "damaged", "timeout", "leadership-lost", "catalog-full",
+    "disk-full", "level-too-low", "level-refused",
 ]  # fmt: skip
 """The codes of ERRORS, for type checkers: a code that is not in the table does not pass them."""
 
@@ -56,12 +56,13 @@ _TABLE: Final = (
     ErrorRow("method-not-allowed", 405, "This address does not take this method", False, True),
     ErrorRow("not-acceptable", 406, "None of the accepted media types can be served", False, True),
     ErrorRow("topic-differs", 409, "The topic exists with other settings", False, True),
+    ErrorRow("settings-changed", 409, "The topic's settings are not those expected", False, True),
     ErrorRow("not-enough-members", 409, "There are fewer live members than replicas wanted", False, True),
     ErrorRow("keys-differ", 409, "The members' gossip keys do not allow this", False, True),
     ErrorRow("unreachable", 409, "Nobody answers at these addresses", True, True),
     ErrorRow("not-failed", 409, "The member has not failed", False, True),
     ErrorRow("recovery-refused", 409, "The partition must not be recovered by force now", False, True),
-    ErrorRow("level-too-low", 409, "The cluster's level does not allow this yet", False, True),
+    ErrorRow("level-too-low", 409, "The cluster's level does not allow this yet", True, True),
     ErrorRow("level-refused", 409, "The cluster's level must not be raised so", False, True),
     ErrorRow("producer-fenced", 409, "A newer epoch of this producer is known", False, True),
     ErrorRow("sequence-gap", 409, "The producer's sequence does not follow the last one", False, True),

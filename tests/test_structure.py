@@ -75,6 +75,7 @@ PURE = (
     "segment_store/format/torn_write.py",
     "agent/bootstrap/rules.py",
     "agent/topics/catalog.py",
+    "agent/topics/catalog_codec.py",
     "agent/topics/entries.py",
     "agent/topics/catalog_pull.py",
     "agent/durable/catalog_version.py",

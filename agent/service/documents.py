@@ -15,6 +15,7 @@ from shoal.agent.members.tags import TAG_DOMAIN, TAG_DRAINED, TAG_NAME, is_ours,
 from shoal.agent.routing.table import Claim, RouteTable
 from shoal.agent.topics.catalog import Catalog, TopicEntry
 from shoal.agent.topics.kept import Kept
+from shoal.agent.topics.settings import settings_table, settings_version
 from shoal.client.http.discovery import TAG_CLUSTER as TAG_CLUSTER
 from shoal.client.http.discovery import TAG_URL as TAG_URL
 from shoal.format.batch import LogIndex
@@ -221,6 +222,42 @@ def topic_summary(view: Overview, entry: TopicEntry) -> dict[str, Any]:
     }
 
 
+def missing_and_surplus(view: Overview, entry: TopicEntry) -> tuple[int, int]:
+    """How many replicas the topic's partitions lack, of those that the agents there are could hold, and how
+    many they have beyond the replication factor. A learner that shall vote is missing until it does."""
+    factor = entry.settings.replication_factor
+    missing = surplus = 0
+    for partition, birth in enumerate(entry.partitions):
+        leadership = view.leadership(entry, partition)
+        voters = len(birth.voters if leadership is None else leadership.voters)
+        if factor == "all":
+            learners = 0 if leadership is None else len(leadership.learners)
+            missing += max(0, view.agents - voters - learners)
+        else:
+            missing += max(0, min(factor, view.agents) - voters)
+            surplus += max(0, voters - factor)
+    return missing, surplus
+
+
+def factor_note(factor: int | str, agents: int) -> str | None:
+    """A remark about a replication factor that the agents there are cannot hold; else None."""
+    if not isinstance(factor, int) or agents >= factor:
+        return None
+    there = f"{factor} replicas are wanted, and {agents} agent{'' if agents == 1 else 's'} can hold them: "
+    if factor - agents == 1:
+        return f"{there}one more is made when an agent joins"
+    return f"{there}{factor - agents} more are made as agents join"
+
+
+def settings_document(entry: TopicEntry) -> dict[str, Any]:
+    """GET /v1/topics/{topic}/settings."""
+    return {
+        "topic": entry.name,
+        "version": settings_version(entry.settings),
+        "settings": settings_table(entry.settings),
+    }
+
+
 def topic_document(view: Overview, entry: TopicEntry) -> dict[str, Any]:
     """GET /v1/topics/{topic}: settings, partitions, replicas, offsets."""
     summary = topic_summary(view, entry)
@@ -248,11 +285,15 @@ def topic_document(view: Overview, entry: TopicEntry) -> dict[str, Any]:
         )
     document = summary | entry.settings.to_document()
     document["settings"] = entry.settings.to_document()
+    document["settings_version"] = settings_version(entry.settings)
     document["partitions"] = partitions
     document["effective_replication_factor"] = min(
         sum(replica["role"] != "learner" for replica in partition["replicas"]) for partition in partitions
     )
+    document["missing_replicas"], document["surplus_replicas"] = missing_and_surplus(view, entry)
     document["created_at"] = format_time(entry.created_us)
+    if (note := factor_note(entry.settings.replication_factor, view.agents)) is not None:
+        document["note"] = note
     if not entry.settings.fsync:
         document["warning"] = 'unsafe: "fsync" is false, an acknowledged record may be lost with the power'
     return document

@@ -14,18 +14,36 @@ from typing import Any
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.interface import MAX_REPLICATION_FACTOR
+from shoal.agent.levels import too_low
 from shoal.agent.members.roster import candidate_of
 from shoal.agent.service import documents
 from shoal.agent.service.cluster_view import ClusterView, not_leader
-from shoal.agent.topics.catalog import ChangeTopic, CreateTopic, DeleteTopic, PartitionBirth, TopicEntry
+from shoal.agent.topics.catalog import (
+    AlterTopic,
+    ChangeTopic,
+    CreateTopic,
+    DeleteTopic,
+    PartitionBirth,
+    TopicEntry,
+)
+from shoal.agent.topics.catalog_codec import level_of_command
 from shoal.agent.topics.catalog_service import Applied, CatalogService
 from shoal.agent.topics.entries import mask_of
-from shoal.agent.topics.settings import TopicSettings, changed_settings, check_topic_name, settings_from_body
+from shoal.agent.topics.settings import (
+    TopicSettings,
+    changed_settings,
+    check_topic_name,
+    settings_from_body,
+    settings_version,
+)
 from shoal.errors import ShoalError
 from shoal.format.hash_ranges import hash_ranges
 from shoal.replication.placement.assignment import birth_voters
 
 NEWCOMERS_WAIT_MS = 1_500  # gossip tells of a joined cluster within a few hundred milliseconds
+ALTER_ATTEMPTS_MAX = 16
+"""Changes of one topic at the same time, each of which makes the others begin again."""
+RISE_WAIT_MS = 1_500  # a cluster that was just founded takes its level within half a second
 LEADERS_WAIT_MS = 1_000  # a newborn group elects its preferred leader within a few round trips
 
 
@@ -44,6 +62,11 @@ class TopicService(ClusterView):
         await self._parts().routes.freshen_everywhere()
         self.topic(name)  # it may have been deleted meanwhile
         return self._document(self._catalog.topics[name])
+
+    def topic_settings(self, name: str) -> dict[str, Any]:
+        """GET /v1/topics/{topic}/settings. ShoalError unknown-topic, illegal-name, not-ready."""
+        self.topic(name)
+        return documents.settings_document(self._catalog.topics[name])
 
     def _document(self, entry: TopicEntry) -> dict[str, Any]:
         self._cluster.freshen()
@@ -165,17 +188,59 @@ class TopicService(ClusterView):
         return TopicEntry(name, topic_id, settings, tuple(births), self._clock.now_us(), unborn=unborn)
 
     async def change_topic(
-        self, name: str, body: Mapping[str, Any] | None, timeout_ms: int
+        self, name: str, body: Mapping[str, Any] | None, timeout_ms: int, if_version: str | None = None
     ) -> dict[str, Any]:
-        """PATCH /v1/topics/{topic}: the topic with its new settings, once they are committed. ShoalError
-        bad-request, unknown-topic, and as delete_topic."""
+        """PATCH /v1/topics/{topic}: the topic with its new settings, once they are committed. Other settings
+        than those in the body stay, also where somebody else changes them at the same time. With if_version
+        it counts only on settings of that version. A repeated request finds its own change, and succeeds.
+
+        ShoalError bad-request, settings-changed, level-too-low, unknown-topic, and as delete_topic.
+        """
+        end_ms = self._clock.now_ms() + timeout_ms
         service, entry = await self._existing(name, timeout_ms)
-        settings = changed_settings(entry.settings, body)
-        applied = await service.propose(ChangeTopic(entry.topic_id, settings), timeout_ms)
-        if applied.entry is None:
-            raise ShoalError("unknown-topic", f"topic {name} was deleted meanwhile by somebody else")
-        await service.exchange.tell_peers()
-        return self._document(applied.entry)
+        for _ in range(ALTER_ATTEMPTS_MAX):
+            settings = changed_settings(entry.settings, body)
+            if settings == entry.settings:
+                return self._document(entry)
+            if if_version not in (None, settings_version(entry.settings)):
+                break
+            command = await self._alteration(service, entry, settings, if_version)
+            applied = await service.propose(command, max(1, end_ms - self._clock.now_ms()))
+            if applied.entry is None:
+                raise ShoalError("unknown-topic", f"topic {name} was deleted meanwhile by somebody else")
+            entry = applied.entry
+            if applied.outcome == "done":
+                await service.exchange.tell_peers()
+                return self._document(entry)
+        raise ShoalError(
+            "settings-changed",
+            f"somebody else has changed the settings of {name} since you read them: nothing was changed; read"
+            f" them again, they are of version {settings_version(entry.settings)} now",
+            settings_version=settings_version(entry.settings),
+        )
+
+    async def _alteration(
+        self, service: CatalogService, entry: TopicEntry, settings: TopicSettings, if_version: str | None
+    ) -> AlterTopic | ChangeTopic:
+        """The command for a change that the cluster's level allows. The former one has retention and segments
+        alone, and counts on any settings. ShoalError level-too-low."""
+        alter = AlterTopic(entry.topic_id, entry.settings, settings)
+        needed, level = level_of_command(alter), service.catalog.level
+        is_for_former = (
+            if_version is None and settings.replication_factor == entry.settings.replication_factor
+        )
+        if level < needed and is_for_former:
+            return ChangeTopic(entry.topic_id, settings)
+        if level < needed:
+            # A cluster that was just founded takes its level within half a second.
+            rises = all(levels.has(needed) for levels in self._roster.understood_levels().values())
+            if rises and await service.local.wait_until(
+                lambda: service.catalog.level >= needed, RISE_WAIT_MS
+            ):
+                return alter
+            subject = f"another replication factor of {entry.name}" if if_version is None else "`if_version`"
+            raise ShoalError("level-too-low", f"nothing was changed: {too_low(subject, needed, level)}")
+        return alter
 
     async def delete_topic(self, name: str, timeout_ms: int) -> None:
         """DELETE /v1/topics/{topic}: durable once this returns; each holder frees its disk as soon as it

@@ -36,7 +36,7 @@ from shoal.agent.topics.entries import (
     tombstone_document,
     tombstone_from,
 )
-from shoal.agent.topics.settings import TopicSettings, with_changes
+from shoal.agent.topics.settings import TopicSettings, altered, with_changes
 
 MAX_STATE_BYTES = 16 << 20
 """A catalog stays below: it is one file of every agent, written anew with every change."""
@@ -56,9 +56,19 @@ class CreateTopic:
 
 @dataclass(frozen=True, slots=True)
 class ChangeTopic:
-    """By id too. Only the settings that may change are taken; the last change wins."""
+    """By id too. The last change of retention and segments wins. AlterTopic has taken its place."""
 
     topic_id: bytes
+    settings: TopicSettings
+
+
+@dataclass(frozen=True, slots=True)
+class AlterTopic:
+    """Takes effect only on a topic whose settings are `before`: of two changes made at once none undoes the
+    other. Only the settings that may change are taken."""
+
+    topic_id: bytes
+    before: TopicSettings
     settings: TopicSettings
 
 
@@ -138,6 +148,7 @@ class RaiseLevel:
 Command = (
     CreateTopic
     | ChangeTopic
+    | AlterTopic
     | DeleteTopic
     | ConfirmDeletion
     | Seal
@@ -154,6 +165,7 @@ Outcome = Literal[
     "sealed",
     "not-empty",
     "other-base",
+    "other-settings",
     "full",
     "already-applied",
     "too-late",
@@ -209,6 +221,8 @@ class Catalog:
                 return self._create(entry)
             case ChangeTopic(topic_id, settings):
                 return self._change(topic_id, settings)
+            case AlterTopic():
+                return self._alter(command)
             case DeleteTopic(topic_id, holders):
                 return self._delete(topic_id, holders)
             case ConfirmDeletion(topic_id, agent_id):
@@ -243,7 +257,7 @@ class Catalog:
         match command:
             case CreateTopic(entry):
                 return self.topics.get(entry.name)
-            case ChangeTopic(topic_id, _):
+            case ChangeTopic(topic_id) | AlterTopic(topic_id):
                 return self._by_id.get(topic_id)
         return None
 
@@ -311,6 +325,15 @@ class Catalog:
         if entry is None:
             return "unknown-id"
         self._put(replace(entry, settings=with_changes(entry.settings, settings)))
+        return "done"
+
+    def _alter(self, command: AlterTopic) -> Outcome:
+        entry = self._by_id.get(command.topic_id)
+        if entry is None:
+            return "unknown-id"
+        if entry.settings != command.before:
+            return "other-settings"
+        self._put(replace(entry, settings=altered(entry.settings, command.settings)))
         return "done"
 
     def _delete(self, topic_id: bytes, holders: frozenset[str]) -> Outcome:

@@ -11,6 +11,7 @@ from typing import Any
 from shoal.agent.interface import MAX_PARTITIONS
 from shoal.agent.levels import AdditionKind, Level, level_in, level_of
 from shoal.agent.topics.catalog import (
+    AlterTopic,
     BeginEpoch,
     Births,
     ChangeTopic,
@@ -48,6 +49,7 @@ MAX_COMMAND_BYTES = 1 << 20  # 1,024 partitions with seven voters of 32 hex digi
 OPERATIONS: dict[type[Command], str] = {
     CreateTopic: "create",
     ChangeTopic: "change",
+    AlterTopic: "alter",
     DeleteTopic: "delete",
     ConfirmDeletion: "confirm",
     Seal: "seal",
@@ -85,6 +87,9 @@ def encode_command(command: Command) -> bytes:
             document |= {"topic": entry_document(entry)}
         case ChangeTopic(topic_id, settings):
             document |= {"id": topic_id.hex(), "settings": settings.to_document()}
+        case AlterTopic(topic_id, before, settings):
+            both = {"before": before.to_document(), "settings": settings.to_document()}
+            document |= {"id": topic_id.hex(), **both}
         case DeleteTopic(topic_id, holders):
             document |= {"id": topic_id.hex(), "holders": sorted(holders)}
         case ConfirmDeletion(topic_id, agent_id):
@@ -119,6 +124,9 @@ def decode_command(data: bytes) -> Command:
             return CreateTopic(entry_from(document.get("topic")))
         case "change":
             return ChangeTopic(id_in(document, "id"), settings_in(document.get("settings")))
+        case "alter":
+            before, settings = settings_in(document.get("before")), settings_in(document.get("settings"))
+            return AlterTopic(id_in(document, "id"), before, settings)
         case "delete":
             holders = list_in(document, "holders") if "holders" in document else []
             return DeleteTopic(id_in(document, "id"), frozenset(agent_id_in(agent) for agent in holders))

@@ -19,7 +19,7 @@ from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.events.change_counter import Watch
 from shoal.agent.host.host import Host
 from shoal.agent.host.unsafe_recovery import EPOCH_BITS
-from shoal.agent.levels import SUPPORTED, LevelRange
+from shoal.agent.levels import SUPPORTED, LevelRange, too_low
 from shoal.agent.log_lines.names import topic_name
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.log_lines.schema import about
@@ -311,11 +311,7 @@ class CatalogService:
         one that the cluster's members may not understand."""
         level = level_of_command(command)
         if level > self.catalog.level and not isinstance(command, RaiseLevel):
-            raise ShoalError(
-                "level-too-low",
-                f"this needs level {level}, and the cluster is at {self.catalog.level}: `shoal cluster level`"
-                " shows which member holds it back",
-            )
+            raise ShoalError("level-too-low", too_low("this", level, self.catalog.level))
         await self._begin_epoch(timeout_ms)
         return await self._append(command, timeout_ms)
 

@@ -6,9 +6,12 @@ knows no partition, replica or member.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from hashlib import blake2b
 from typing import Any, Literal
 
 from shoal.agent.interface import MAX_PARTITIONS, MAX_REPLICATION_FACTOR, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES
@@ -22,6 +25,17 @@ DAY_MS = 86_400_000
 LONGEST_AGE_MS = 100 * 365 * DAY_MS
 
 TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+FIXED = {
+    "kind": "it says how records are stored",
+    "partitions": "each key belongs to one of them",
+    "fsync": "acknowledged records were stored by it",
+}
+"""Settings of a topic for its whole life, and why."""
+RETENTION = frozenset({"age", "bytes"})
+SEGMENT = frozenset({"bytes", "age"})
+CHANGEABLE = ("replication_factor", "retention", "segment")
+_VERSION_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,33 +117,39 @@ def settings_from_body(body: Mapping[str, Any] | None) -> tuple[TopicSettings, b
     settings = replace(
         default,
         partitions=_integer(body, "partitions", default.partitions, 1, MAX_PARTITIONS),
-        replication_factor=_factor(factor),
+        replication_factor=default.replication_factor if factor is None else _factor(factor),
         fsync=_fsync(body.get("fsync", True)),
     )
     return _with_lifetimes(settings, body), factor is not None
 
 
 def changed_settings(current: TopicSettings, body: Mapping[str, Any] | None) -> TopicSettings:
-    """The settings after PATCH: fields that the body names are changed. Raises ShoalError bad-request. Kind,
-    partitions, replicas and fsync are fixed at birth: records were placed and acknowledged by them."""
+    """The settings after PATCH: fields that the body names are changed. Raises ShoalError bad-request, which
+    names a setting that is fixed, or unknown with the one that was probably meant."""
     body = body or {}
-    unknown = sorted(set(body) - {"retention", "segment"})
-    if unknown:
-        raise ShoalError(
-            "bad-request",
-            f"{unknown[0]!r} of an existing topic cannot be changed: only retention and segment",
-        )
+    for name in sorted(set(body) - set(CHANGEABLE)):
+        if name in FIXED:
+            raise ShoalError(
+                "bad-request",
+                f"{name!r} of an existing topic cannot be changed ({FIXED[name]}): create another topic and"
+                f" copy the records; {', '.join(CHANGEABLE)} can be changed",
+            )
+        raise ShoalError("bad-request", f"unknown setting {name!r}{_likely(name, _names(CHANGEABLE))}")
     if not body:
         raise ShoalError(
-            "bad-request", 'nothing to change: name retention or segment, as {"retention": {"age": "7d"}}'
+            "bad-request",
+            f'nothing to change: name {" or ".join(CHANGEABLE)}, as {{"retention": {{"age": "7d"}}}}',
         )
-    return _with_lifetimes(current, body)
+    changed = _with_lifetimes(current, body)
+    if "replication_factor" not in body:
+        return changed
+    return replace(changed, replication_factor=_factor(body["replication_factor"]))
 
 
 def _with_lifetimes(current: TopicSettings, body: Mapping[str, Any]) -> TopicSettings:
     """`current` with what the body says of retention and segments, the settings that may change."""
-    retention = _table(body, "retention", {"age", "bytes"})
-    segment = _table(body, "segment", {"bytes", "age"})
+    retention = _table(body, "retention", RETENTION)
+    segment = _table(body, "segment", SEGMENT)
     return replace(
         current,
         retention_age_ms=_age(retention, "retention.age", current.retention_age_ms),
@@ -140,7 +160,7 @@ def _with_lifetimes(current: TopicSettings, body: Mapping[str, Any]) -> TopicSet
 
 
 def with_changes(current: TopicSettings, asked: TopicSettings) -> TopicSettings:
-    """`current` with the changeable settings of `asked`."""
+    """`current` with the settings of `asked` that a catalog command `change` has."""
     return replace(
         current,
         retention_age_ms=asked.retention_age_ms,
@@ -148,6 +168,41 @@ def with_changes(current: TopicSettings, asked: TopicSettings) -> TopicSettings:
         segment_bytes=asked.segment_bytes,
         segment_age_ms=asked.segment_age_ms,
     )
+
+
+def altered(current: TopicSettings, asked: TopicSettings) -> TopicSettings:
+    """`current` with all changeable settings of `asked`, as a catalog command `alter` has them."""
+    return replace(with_changes(current, asked), replication_factor=asked.replication_factor)
+
+
+def settings_version(settings: TopicSettings) -> str:
+    """Opaque; settings of the same version are equal."""
+    document = json.dumps(settings.to_document(), sort_keys=True).encode()
+    return blake2b(document, digest_size=_VERSION_BYTES).hexdigest()
+
+
+def settings_table(settings: TopicSettings) -> list[dict[str, Any]]:
+    """Each setting as it stands in JSON. set: whether it is another than the default."""
+    defaults = _flat(TopicSettings().to_document())
+    return [
+        {
+            "name": name,
+            "value": value,
+            "default": defaults[name],
+            "set": value != defaults[name],
+            "changeable": name.partition(".")[0] in CHANGEABLE,
+        }
+        for name, value in _flat(settings.to_document()).items()
+    ]
+
+
+def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
+    """With names like `retention.age`."""
+    flat: dict[str, Any] = {}
+    for name, value in document.items():
+        parts = {f"{name}.{part}": one for part, one in value.items()} if isinstance(value, dict) else {}
+        flat |= parts or {name: value}
+    return flat
 
 
 def format_duration(duration_ms: int | None) -> str | None:
@@ -161,8 +216,6 @@ def format_duration(duration_ms: int | None) -> str | None:
 
 
 def _factor(value: Any) -> int | Literal["all"]:
-    if value is None:
-        return DEFAULT_REPLICATION_TARGET
     if value == "all":
         return "all"
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_REPLICATION_FACTOR:
@@ -176,7 +229,7 @@ def _fsync(value: Any) -> bool:
     raise ShoalError("bad-request", "fsync must be true or false")
 
 
-def _table(body: Mapping[str, Any], name: str, known: set[str]) -> Mapping[str, Any]:
+def _table(body: Mapping[str, Any], name: str, known: Collection[str]) -> Mapping[str, Any]:
     value = body.get(name)
     if value is None:
         return {}
@@ -186,12 +239,28 @@ def _table(body: Mapping[str, Any], name: str, known: set[str]) -> Mapping[str, 
     return value
 
 
-def _check_fields(table: Mapping[str, Any], where: str, known: set[str]) -> None:
-    unknown = sorted(set(table) - known)
+def _check_fields(table: Mapping[str, Any], where: str, known: Collection[str]) -> None:
+    unknown = sorted(set(table) - set(known))
     if unknown:
-        raise ShoalError(
-            "bad-request", f"unknown field {unknown[0]!r}{where}: use {', '.join(sorted(known))}"
-        )
+        names = known if where else _names(sorted(known))
+        raise ShoalError("bad-request", f"unknown field {unknown[0]!r}{where}{_likely(unknown[0], names)}")
+
+
+def _names(fields: Collection[str]) -> list[str]:
+    """The fields, and those of the tables among them, as `retention.age`."""
+    parts = {"retention": RETENTION, "segment": SEGMENT}
+    return [*fields, *(f"{name}.{part}" for name in fields for part in sorted(parts.get(name, ())))]
+
+
+def _likely(name: str, known: Collection[str]) -> str:
+    """The end of a refusal of an unknown name: the one that was probably meant, and all known ones."""
+    alike = {item.replace(".", "_"): item for item in known}
+    found = get_close_matches(name.lower().replace(".", "_").replace("-", "_"), alike, n=1)
+    meant = alike[found[0]] if found else ""
+    table, _, part = meant.partition(".")
+    hint = f'{{"{table}": {{"{part}": ...}}}}' if part else repr(meant)
+    tops = ", ".join(sorted(item for item in known if "." not in item))
+    return f": did you mean {hint}? Use {tops}" if meant else f": use {tops}"
 
 
 def _integer(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:

@@ -23,7 +23,13 @@ from shoal.agent.fetch import Fetch, FetchRequest, Offsets
 from shoal.agent.interface import Answer, Appended, Document, Json, Leader, Submission, Topic
 from shoal.agent.members.gossip_keys import KeyService
 from shoal.agent.metrics.exposition import Reading, Value
-from shoal.agent.topics.settings import check_topic_form, check_topic_name, settings_from_body
+from shoal.agent.topics.settings import (
+    TopicSettings,
+    check_topic_form,
+    check_topic_name,
+    settings_from_body,
+    settings_table,
+)
 from shoal.errors import ShoalError
 from shoal.format.batch import (
     DEFAULT_SCHEMA,
@@ -182,6 +188,8 @@ class FakeBroker:
         self.addresses: set[str] = set()
         self.joined: list[str] = []
         self.left: list[str] = []
+        self.if_versions: list[str | None] = []
+        """Of the changes of topics that were asked for here."""
         self.draining = False
         self.unheard: set[str] = set()
         self.recovered: list[tuple[str, int]] = []
@@ -357,13 +365,16 @@ class FakeBroker:
         self.cluster.create(name, partitions)
         return True, await self.topic_document(name)
 
-    async def change_topic(self, name: str, body: Json | None, timeout_ms: int) -> Json:
+    async def change_topic(
+        self, name: str, body: Json | None, timeout_ms: int, if_version: str | None
+    ) -> Json:
         check_topic_name(name)
         self._raise_injected()
         self._check_catalog_leader()
         topic = self.topic(name)
         if not body or set(body) - {"retention", "segment"}:
             raise ShoalError("bad-request", "only retention and segment of a topic can be changed")
+        self.if_versions.append(if_version)
         changed = {**topic.settings, **body}
         self.cluster.topics[name] = dataclasses.replace(topic, settings=changed)
         self.cluster.bump()
@@ -387,6 +398,11 @@ class FakeBroker:
             }
             for topic in self.cluster.topics.values()
         ]  # fmt: skip
+
+    def topic_settings(self, name: str) -> Json:
+        topic = self.topic(name)
+        table = settings_table(TopicSettings(partitions=len(topic.ranges)))
+        return {"topic": name, "version": "0", "settings": table}
 
     async def topic_document(self, name: str) -> Json:
         topic = self.topic(name)

@@ -34,6 +34,7 @@ from shoal.agent.peers.frames import FrameType
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.process.errors import StartError
 from shoal.agent.topics.catalog import (
+    AlterTopic,
     BeginEpoch,
     Births,
     ChangeTopic,
@@ -67,6 +68,7 @@ def commands() -> Iterator[Command]:
     births = (PartitionBirth(hash_ranges(1)[0], ("a" * 32,)),)
     yield CreateTopic(TopicEntry("t", ID, TopicSettings(), births, 0))
     yield ChangeTopic(ID, TopicSettings())
+    yield AlterTopic(ID, TopicSettings(), TopicSettings(replication_factor=1))
     yield DeleteTopic(ID)
     yield ConfirmDeletion(ID, "a" * 32)
     yield Seal(ID)

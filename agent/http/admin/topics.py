@@ -6,6 +6,7 @@ Creation, change and deletion are the catalog leader's; this agent asks it.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -18,7 +19,7 @@ from shoal.agent.http.core.context import Call, Deadline
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.forward import Reply, topic_path
 from shoal.agent.http.core.leader import at_leader, catalog_of
-from shoal.agent.http.core.parameters import integer
+from shoal.agent.http.core.parameters import integer, invalid
 from shoal.agent.http.core.problems import json_response
 from shoal.agent.interface import Json, Leader
 from shoal.errors import ShoalError
@@ -53,17 +54,28 @@ async def describe(call: Call) -> web.Response:
     return json_response(await call.context.broker.topic_document(name))
 
 
+async def settings(call: Call) -> web.Response:
+    """Each setting of a topic, with its default."""
+    return json_response(
+        call.context.broker.topic_settings(call.context.broker.topic(call.arguments[0]).name)
+    )
+
+
 async def change(call: Call) -> web.Response:
     """200 with the topic once its new settings are durable."""
     name = call.arguments[0]
+    version = call.query.get("if_version")
+    if version == "":
+        raise invalid("if_version", version, "`settings_version` of the topic is wanted")
     body = await optional_object(call)
     deadline = Deadline(call.timeout_ms())
+    query = None if version is None else {"if_version": version}
 
     async def here() -> Json:
-        return await call.context.broker.change_topic(name, body, deadline.remaining_ms())
+        return await call.context.broker.change_topic(name, body, deadline.remaining_ms(), version)
 
     async def there(leader: Leader) -> Json:
-        return (await exchange_change(call, leader, "PATCH", name, body, deadline)).document()
+        return (await exchange_change(call, leader, "PATCH", name, body, deadline, query)).document()
 
     return json_response(await at_leader(call, catalog_of(call), here, there, deadline))
 
@@ -110,6 +122,7 @@ ROUTES = (
     Route(api.LIST_TOPICS, list_topics),
     Route(api.CREATE_TOPIC, create),
     Route(api.DESCRIBE_TOPIC, describe),
+    Route(api.TOPIC_SETTINGS, settings),
     Route(api.CHANGE_TOPIC, change),
     Route(api.DELETE_TOPIC, delete),
     Route(api.KEPT_TOPICS, kept),
@@ -160,16 +173,30 @@ async def create_topic_anywhere(
 
 
 async def exchange_change(
-    call: Call, leader: Leader, method: str, name: str, body: Json | None, deadline: Deadline
+    call: Call,
+    leader: Leader,
+    method: str,
+    name: str,
+    body: Json | None,
+    deadline: Deadline,
+    query: Mapping[str, str] | None = None,
 ) -> Reply:
     """A change of one topic, sent to the agent that leads the catalog."""
-    return await exchange(call, leader.url, method, topic_path(name), body, deadline.remaining_ms())
+    return await exchange(call, leader.url, method, topic_path(name), body, deadline.remaining_ms(), query)
 
 
-async def exchange(call: Call, url: str, method: str, path: str, body: Json | None, timeout_ms: int) -> Reply:
+async def exchange(
+    call: Call,
+    url: str,
+    method: str,
+    path: str,
+    body: Json | None,
+    timeout_ms: int,
+    query: Mapping[str, str] | None = None,
+) -> Reply:
     """A request about a topic, sent to the agent that leads it or the catalog."""
     sent = None if body is None else json.dumps(body).encode("ascii")
     headers = {} if body is None else {"Content-Type": JSON_TYPE}
     return await call.context.forwarder.exchange(
-        url, method, path, timeout_ms=timeout_ms, headers=headers, body=sent
+        url, method, path, timeout_ms=timeout_ms, query=query, headers=headers, body=sent
     )

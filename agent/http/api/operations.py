@@ -148,12 +148,25 @@ DESCRIBE_TOPIC = Operation(
     "Settings, partitions, replicas, offsets.",
     _ok("Topic", "The topic."),
 )
+TOPIC_SETTINGS = Operation(
+    "readSettings",
+    "GET /v1/topics/{topic}/settings",
+    "Each setting with its default, and whether it can be changed.",
+    _ok("SettingTable", "The settings."),
+)
 CHANGE_TOPIC = Operation(
     "changeTopic",
     "PATCH /v1/topics/{topic}",
-    "Change retention and segments; the rest stays.",
+    "Change replication factor, retention and segments; the rest stays.",
     _ok("Topic", "The topic as it is now."),
-    _CHANGES,
+    (
+        Parameter(
+            "if_version",
+            "The `settings_version` that was read: 409 if the settings have become others since.",
+            {"type": "string", "minLength": 1, "maxLength": VERSION_CHARACTERS_MAX},
+        ),
+        *_CHANGES,
+    ),
     body=Body(
         {JSON_TYPE: reference("TopicChanges")}, example='{"retention": {"age": "7d", "bytes": 1073741824}}'
     ),

@@ -226,16 +226,38 @@ SCHEMAS: dict[str, Schema] = {
         {name: schema if name == "fsync" else or_null(schema) for name, schema in SETTINGS.items()}
     ),
     "TopicChanges": {
-        **closed({"retention": or_null(RETENTION), "segment": or_null(SEGMENT)}),
+        **closed(
+            {
+                "replication_factor": SETTINGS["replication_factor"],
+                "retention": or_null(RETENTION),
+                "segment": or_null(SEGMENT),
+            }
+        ),
         "minProperties": 1,
     },
     "TopicList": members_of({"next_cursor": TEXT}, topics=list_of(members_of(**_SUMMARY))),
     "Topic": members_of(
-        {"warning": TEXT},
+        {"warning": TEXT, "note": described(TEXT, "Why there are fewer replicas than wanted.")},
         **(_SUMMARY | SETTINGS | {"partitions": list_of(members_of(**_TOPIC_PARTITION))}),
         settings={"$ref": "#/components/schemas/Settings"},
+        settings_version=described(TEXT, "Opaque; for `if_version`."),
         effective_replication_factor=COUNT,
+        missing_replicas=described(COUNT, "Replicas that are still to come, of all partitions."),
+        surplus_replicas=described(COUNT, "Replicas that are to go."),
         created_at=TIME,
+    ),
+    "SettingTable": members_of(
+        topic=TEXT,
+        version=described(TEXT, "Opaque; for `if_version`."),
+        settings=list_of(
+            members_of(
+                name=described(TEXT, "As it stands in JSON: `retention.age` is `age` in `retention`."),
+                value=ANYTHING,
+                default=ANYTHING,
+                set=described(BOOLEAN, "Whether the value is another than the default."),
+                changeable=BOOLEAN,
+            )
+        ),
     ),
     "KeptTopics": members_of(
         topics=list_of(

@@ -19,13 +19,15 @@ from shoal.agent.events.feed import EventFeed
 from shoal.agent.host.free_space import FreeSpace
 from shoal.agent.host.scrubber import Scrubber
 from shoal.agent.interface import Topic
+from shoal.agent.levels import SUPPORTED, LevelRange
 from shoal.agent.partition.status import ServingState
 from shoal.agent.routing.table import Claim, OwnClaims, RouteTable
 from shoal.agent.service.broker import Broker
 from shoal.agent.service.cluster_view import AgentFacts, Alone, Joined
 from shoal.agent.service.documents import Overview, members_document
 from shoal.agent.service.event_sources import EventSources
-from shoal.agent.topics.catalog import Catalog, CreateTopic, DeleteTopic
+from shoal.agent.topics.catalog import Catalog, CreateTopic, DeleteTopic, RaiseLevel
+from shoal.agent.topics.catalog_codec import level_of_command
 from shoal.agent.topics.catalog_service import Applied
 from shoal.errors import ShoalError
 from shoal.format.batch import Offset
@@ -52,6 +54,8 @@ class FakeRoster:
     list: list[Member] = field(default_factory=lambda: [member(SELF), member(OTHER), member(GONE, "failed")])
     cluster_id: bytes | None = CLUSTER_ID
     pool: Any = None
+    understood: LevelRange = SUPPORTED
+    """By the other agent."""
 
     def gossip(self) -> Any:
         return self.pool
@@ -76,6 +80,9 @@ class FakeRoster:
     def newcomers(self) -> bool:
         return any(not item.tags["cid"] for item in self.list)
 
+    def understood_levels(self) -> dict[str, LevelRange]:
+        return {SELF: SUPPORTED, OTHER: self.understood}
+
     def find(self, name_or_id: str) -> Member | None:
         return next((item for item in self.list if name_or_id in (item.name, item.tags["name"])), None)
 
@@ -90,7 +97,9 @@ class FakeCatalog:
     """
 
     catalog: Catalog = field(default_factory=Catalog)
+    proposed: list[Any] = field(default_factory=list)
     race: Any = None
+    """One, or several in their order, before one proposal each."""
     halted: str | None = None
     local: Any = field(default_factory=lambda: SimpleNamespace(astray=False))
     kept_replicas: Any = field(default_factory=lambda: SimpleNamespace(here=list))
@@ -101,8 +110,13 @@ class FakeCatalog:
         pass
 
     async def propose(self, command: Any, timeout_ms: int) -> Applied:
+        is_understood = level_of_command(command) <= self.catalog.level
+        assert is_understood or isinstance(command, RaiseLevel), "not every member understands it"
+        self.proposed.append(command)
         if self.race is not None:
             race, self.race = self.race, None
+            if isinstance(race, list):
+                race, self.race = race[0], race[1:] or None
             self.catalog.apply(self.catalog.offset, race)
         outcome = self.catalog.apply(self.catalog.offset, command)
         return Applied(outcome, self.catalog.subject(command))

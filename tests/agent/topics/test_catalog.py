@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.topics.catalog import (
+    AlterTopic,
     Catalog,
     CatalogError,
     ChangeTopic,
@@ -27,10 +28,13 @@ from shoal.agent.topics.settings import (
     check_topic_name,
     format_duration,
     settings_from_body,
+    settings_table,
+    settings_version,
 )
 from shoal.errors import ShoalError
 from shoal.format.hash_ranges import hash_ranges
 
+FIELDS = ("v", "op", "topic", "id", "agent", "name", "settings", "before", "partitions", "version", "topics")
 AGENTS = ("a" * 32, "b" * 32, "c" * 32)
 
 
@@ -71,12 +75,35 @@ def test_a_change_keeps_what_was_fixed_at_birth() -> None:
     assert Catalog.from_bytes(catalog.to_bytes()).topics["t"] == changed
 
 
+def test_an_alteration_counts_only_on_the_settings_that_it_was_made_for() -> None:
+    """Two changes at once, made for the same settings: the first counts, and of the second nothing. What is
+    fixed at birth stays, whatever the command has."""
+    born = entry(partitions=2)
+    fixed = {"partitions": 9, "fsync": False}
+    more = TopicSettings(replication_factor=5, **fixed)  # type: ignore[arg-type]
+    older = TopicSettings(retention_age_ms=60_000, **fixed)  # type: ignore[arg-type]
+    first = AlterTopic(born.topic_id, born.settings, more)
+    second = AlterTopic(born.topic_id, born.settings, older)
+    assert [decode_command(encode_command(item)) for item in (first, second)] == [first, second]
+    catalog = folded(CreateTopic(born), first)
+    assert catalog.topics["t"].settings == TopicSettings(partitions=2, replication_factor=5)
+    assert catalog.apply(2, second) == "other-settings"
+    assert catalog.topics["t"].settings == TopicSettings(partitions=2, replication_factor=5)
+    assert catalog.subject(second) is catalog.topics["t"]
+    again = AlterTopic(born.topic_id, catalog.topics["t"].settings, older)
+    assert catalog.apply(3, again) == "done"
+    assert catalog.topics["t"].settings == TopicSettings(partitions=2, retention_age_ms=60_000)
+    assert catalog.topics["t"].partitions == born.partitions
+    assert Catalog.from_bytes(catalog.to_bytes()) == catalog
+
+
 def test_a_change_of_a_deleted_topic_changes_nothing() -> None:
     """By id: a late change of the old topic must not touch a new one of the same name."""
     old, new = entry(number=1), entry(number=2)
     catalog = folded(CreateTopic(old), DeleteTopic(old.topic_id), CreateTopic(new))
-    late = ChangeTopic(old.topic_id, TopicSettings(partitions=2, retention_bytes=1 << 21))
-    assert catalog.apply(3, late) == "unknown-id"
+    asked = TopicSettings(partitions=2, retention_bytes=1 << 21)
+    assert catalog.apply(3, ChangeTopic(old.topic_id, asked)) == "unknown-id"
+    assert catalog.apply(4, AlterTopic(old.topic_id, old.settings, asked)) == "unknown-id"
     assert catalog.topics["t"] == new
 
 
@@ -87,26 +114,54 @@ def test_what_a_patch_may_name() -> None:
     assert (changed.retention_age_ms, changed.retention_bytes) == (7 * 86_400_000, 1 << 30)
     assert (changed.segment_bytes, changed.partitions) == (1 << 20, 3)
     assert changed_settings(current, {"retention": {"bytes": None}}).retention_bytes is None
+    assert changed_settings(current, {"replication_factor": "all"}).replication_factor == "all"
+    assert changed_settings(current, {"replication_factor": 7}).replication_factor == 7
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "hints"),
     [
-        None,
-        {},
-        {"partitions": 4},
-        {"fsync": False},
-        {"retention": 7},
-        {"retention": {"hours": 1}},
-        {"segment": {"bytes": 1}},
-        {"retention": {"age": "soon"}},
+        (None, ["nothing to change", "replication_factor"]),
+        ({}, ["nothing to change"]),
+        ({"partitions": 4}, ["'partitions' of an existing topic", "create another topic and copy"]),
+        ({"fsync": False}, ["'fsync' of an existing topic"]),
+        ({"kind": "log"}, ["'kind' of an existing topic"]),
+        ({"retention": 7}, ["must be an object"]),
+        ({"retention": {"hours": 1}}, ["'hours' in retention", "age, bytes"]),
+        ({"retention": {"bites": 1}}, ["did you mean 'bytes'?"]),
+        ({"segment": {"bytes": 1}}, ["bytes must be"]),
+        ({"retention": {"age": "soon"}}, ["retention.age"]),
+        ({"replication_factor": 0}, ["1 to 7"]),
+        ({"replication_factor": 8}, ["1 to 7"]),
+        ({"replication_factor": None}, ["1 to 7"]),
+        ({"replication_factor": True}, ["1 to 7"]),
+        ({"replication-factor": 3}, ["did you mean 'replication_factor'?"]),
+        ({"retension": {"age": "1d"}}, ["did you mean 'retention'?"]),
+        ({"retention_age": "1d"}, ['did you mean {"retention": {"age": ...}}?']),
+        ({"retention.bytes": 1}, ['did you mean {"retention": {"bytes": ...}}?']),
+        ({"colour": "red"}, ["unknown setting 'colour': use replication_factor, retention, segment"]),
+        ({"retention": {"age": "1d"}, "partitions": 4}, ["'partitions' of an existing topic"]),
     ],
 )
-def test_what_a_patch_may_not_name(body: dict[str, object] | None) -> None:
-    """One clear refusal; nothing is changed by half."""
+def test_what_a_patch_may_not_name(body: dict[str, object] | None, hints: list[str]) -> None:
+    """One clear refusal, with the name that was probably meant; nothing is changed by half."""
     with pytest.raises(ShoalError) as refused:
         changed_settings(TopicSettings(), body)
     assert refused.value.code == "bad-request"
+    for hint in hints:
+        assert hint in refused.value.detail
+
+
+def test_settings_are_shown_with_their_defaults() -> None:
+    """What differs from the default was set; what is fixed says so. Equal settings have one version."""
+    settings = settings_from_body({"retention": {"age": "7d"}, "partitions": 6})[0]
+    table = {row["name"]: row for row in settings_table(settings)}
+    assert {name for name, row in table.items() if row["set"]} == {"retention.age", "partitions"}
+    assert {name for name, row in table.items() if not row["changeable"]} == {"kind", "partitions", "fsync"}
+    age = {"name": "retention.age", "value": "7d", "default": None, "set": True, "changeable": True}
+    assert table["retention.age"] == age
+    assert settings_version(settings) == settings_version(settings_from_body(settings.to_document())[0])
+    assert settings_version(settings) != settings_version(TopicSettings(partitions=6))
 
 
 def test_deletion_is_by_id_and_frees_the_name() -> None:
@@ -168,6 +223,7 @@ def test_a_gap_in_the_offsets_is_a_bug() -> None:
 
 names = st.sampled_from(["t", "u", "v"])
 numbers = st.integers(1, 4)
+factors = st.sampled_from([2, 3, "all"])
 commands = st.one_of(
     st.builds(lambda name, number: CreateTopic(entry(name, number * 16 + ord(name) % 16)), names, numbers),
     st.builds(lambda name, number: DeleteTopic(bytes([number * 16 + ord(name) % 16]) * 16), names, numbers),
@@ -176,6 +232,17 @@ commands = st.one_of(
         names,
         numbers,
         st.sampled_from(AGENTS),
+    ),
+    st.builds(
+        lambda name, number, before, after: AlterTopic(
+            bytes([number * 16 + ord(name) % 16]) * 16,
+            TopicSettings(partitions=2, replication_factor=before),
+            TopicSettings(replication_factor=after),
+        ),
+        names,
+        numbers,
+        factors,
+        factors,
     ),
     st.just(Seal(b"s" * 16)),
 )
@@ -208,9 +275,7 @@ def test_any_log_folds_to_one_state(log: list[Command], cut: int) -> None:
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                st.sampled_from(
-                    ["v", "op", "topic", "id", "agent", "name", "settings", "partitions", "version", "topics"]
-                ),
+                st.sampled_from(FIELDS),
                 inner,
                 max_size=6,
             )

@@ -40,6 +40,35 @@ async def test_change_a_topic(agent: Agent) -> None:
     (await agent.request("PATCH", "/v1/topics/flights", {"partitions": 9})).problem("bad-request")
     (await agent.request("PATCH", "/v1/topics/flights", b"[]")).problem("bad-request")
     (await agent.request("PATCH", "/v1/topics/absent", {"retention": {}})).problem("unknown-topic")
+    expected = "/v1/topics/flights?if_version=00ff"
+    assert (await agent.request("PATCH", expected, {"retention": {"age": "8d"}})).status == 200
+    assert agent.broker.if_versions == [None, "00ff"]
+    (await agent.request("PATCH", "/v1/topics/flights?if_version=", {})).problem("bad-request")
+    agent.broker.fail_next = [ShoalError("settings-changed", "by somebody else", settings_version="01")]
+    changed = await agent.request("PATCH", expected, {"retention": {"age": "9d"}})
+    assert (changed.status, changed.problem("settings-changed")["settings_version"]) == (409, "01")
+
+
+async def test_a_condition_reaches_the_catalogs_leader() -> None:
+    """However the request comes there."""
+    async with two_agents() as (first, second):
+        first.broker.cluster.catalog_leader_id = second.broker.agent_id
+        first.broker.cluster.create("t")
+        body = {"retention": {"age": "7d"}}
+        assert (await first.request("PATCH", "/v1/topics/t?if_version=a%20b", body)).status == 200
+        assert (first.broker.if_versions, second.broker.if_versions) == ([], ["a b"])
+
+
+async def test_settings_of_a_topic(agent: Agent) -> None:
+    """Each with its default, in a table; of any topic that there is."""
+    agent.broker.cluster.create("t", 2)
+    document = (await agent.get("/v1/topics/t/settings")).json
+    assert document["topic"] == "t"
+    rows = {row["name"]: row for row in document["settings"]}
+    assert (rows["partitions"]["value"], rows["partitions"]["default"]) == (2, 1)
+    assert (rows["partitions"]["set"], rows["partitions"]["changeable"]) == (True, False)
+    (await agent.get("/v1/topics/nope/settings")).problem("unknown-topic")
+    (await agent.request("PUT", "/v1/topics/t/settings", {})).problem("method-not-allowed")
 
 
 async def test_a_body_sent_by_curl_d(agent: Agent) -> None:

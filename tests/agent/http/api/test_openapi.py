@@ -134,6 +134,8 @@ async def test_a_whole_agent_answers_as_described(tmp_path: Path) -> None:
             ("POST", "/v1/topics/t/partitions/0/records", {"records": [record, {"value": None}]}, {}),
             ("POST", "/v1/topics/t/records", b"\xff\xfe", {}),
             ("PATCH", "/v1/topics/t", {"retention": {"age": "7d"}}, {}),
+            ("PATCH", "/v1/topics/t", {"replication_factor": 2}, {}),
+            ("GET", "/v1/topics/t/settings", None, {}),
             ("GET", "/v1/topics", None, {}),
             ("GET", "/v1/topics/t", None, {}),
             ("GET", "/v1/kept-topics", None, {}),

@@ -27,7 +27,7 @@ ANSWERS = (
     b'{"count":1,', b'{"topic":"greetings"', b'{"name":"flights"', b'{"topics":[',
     b'{"name":"flights"',
     b'{"partitions":[{"partition":0,', b'{"partitions":[{"partition":0,', b'{"partitions":[{"partition":0,',
-    b'{"name":"flights"',
+    b'{"topic":"flights","version":', b'{"name":"flights"', b'{"name":"flights"',
     b'{"log_start_offset":0}', b"",
     b'{"count":2,',
     b'{"count":1,',
