@@ -59,6 +59,9 @@ MAX_MOVES = 8
 """Groups led here that bring learners up at the same time: each copies a whole log."""
 MAX_BALANCING_MOVES = 2
 """The same for balance alone, which is not urgent."""
+MAX_STEPS_PER_LOOK = 32
+"""Configurations proposed in one look: a topic of many partitions whose replication factor is lowered has a
+step for each of them at once."""
 STEADY_MS = 10_000
 """Nothing moves for balance until the members have been the same for so long, or for `replace_after`."""
 
@@ -122,8 +125,9 @@ class Rebalancer:
         self._belonging: tuple[Candidate, ...] = ()
         self._belonging_since_ms = now_ms()
         self._epoch: object = None
-        self._settled: dict[GroupId, tuple[Configuration, Goal]] = {}
-        """Groups that needed no step, whatever was permitted, while the members have been the same."""
+        self._settled: dict[GroupId, tuple[Configuration, int | str | None]] = {}
+        """Groups that needed no step with that replication factor, whatever was permitted, while the members
+        have been the same."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -140,15 +144,15 @@ class Rebalancer:
         self._quiet_groups.look(led, observed.members.live, self._now_ms())
         self._forget_all_but(led)
         moving = {replica.group for replica in led if self._is_moving(replica)}
+        proposed = 0
         for replica in led:
-            match self._step_of(replica, observed, moving, tasks):
-                case Transfer(replica_id):
-                    self._leader_balancer.hand_over(replica, replica_id, observed.members.drained)
-                case AddLearner() as step:
-                    self._propose(replica, step)
+            step = self._step_of(replica, observed, moving, tasks)
+            if isinstance(step, Transfer):
+                self._leader_balancer.hand_over(replica, step.replica_id, observed.members.drained)
+            elif step is not None and proposed < MAX_STEPS_PER_LOOK:
+                proposed += self._propose(replica, step)
+                if isinstance(step, AddLearner):
                     moving.add(replica.group)
-                case Promote() | Remove() as step:
-                    self._propose(replica, step)
 
     def _is_moving(self, replica: Replica) -> bool:
         """Whether a learner is brought up. Learners that have everything may stay for ever (`all`)."""
@@ -233,11 +237,13 @@ class Rebalancer:
         if configuration.index > replica.state.committed.last_index:
             return None  # one step at a time
         group = replica.group
+        catalog = self._catalog()
         known = self._settled.get(group)
         lost = self._lost_replicas.among(group, configuration)
-        if known is not None and known[0] is configuration and not lost:
+        factor = factor_of(group, catalog)
+        if known is not None and known[0] is configuration and known[1] == factor and not lost:
             return None
-        goal = self._placement.goal(group, configuration, self._catalog(), observed)
+        goal = self._placement.goal(group, configuration, catalog, observed)
         if goal is None:
             return None
         members = observed.members
@@ -283,7 +289,7 @@ class Rebalancer:
             members=members,
         )
         if rest is None:
-            self._settled[replica.group] = (configuration, goal)
+            self._settled[replica.group] = (configuration, factor_of(replica.group, self._catalog()))
 
     def _watch_learners(self, replica: Replica) -> tuple[frozenset[ReplicaId], frozenset[ReplicaId]]:
         """Learners that have synced what was committed an interval ago (under load none ever holds all), and
@@ -310,14 +316,16 @@ class Rebalancer:
                 self._avoided_ms[item.agent_id] = self._now_ms()
         return frozenset(caught_up), frozenset(stalled)
 
-    def _propose(self, replica: Replica, step: AddLearner | Promote | Remove) -> None:
+    def _propose(self, replica: Replica, step: AddLearner | Promote | Remove) -> bool:
+        """Whether the core took it."""
         before = replica.core.configuration
         try:
             replica.propose_configuration(apply_step(before, step))
         except (ReplicationError, ShoalError) as error:
             logger.debug("%s: cannot change replicas now: %s", replica.group, error)
-            return
+            return False
         logger.info("%s: %s", replica.group, _told(step, before), extra=about("replicas-changing"))
+        return True
 
     # ---- learners --------------------------------------------------------------------------------
 
@@ -359,6 +367,12 @@ class Rebalancer:
             # A group may have gone quiet while that replica was not there to be heard; it never asks itself.
             led.core.wake_quiet(self._now_ms())
             led.host.schedule(led)
+
+
+def factor_of(group: GroupId, catalog: Catalog) -> int | str | None:
+    """The replication factor of the group's topic; None for the catalog's own, and for an unknown topic."""
+    entry = catalog.by_id(group.topic_id)
+    return None if entry is None else entry.settings.replication_factor
 
 
 def _told(step: AddLearner | Promote | Remove, before: Configuration) -> str:

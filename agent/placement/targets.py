@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from shoal.agent.bootstrap.rules import SMALL_CATALOG_VOTERS, catalog_voters
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.topics.catalog import Catalog
-from shoal.agent.topics.settings import voters_of_all
+from shoal.agent.topics.settings import ALL_REPLICAS_VOTERS, voters_of_all
 from shoal.replication.interfaces import Configuration
 from shoal.replication.placement.assignment import Candidate, block_start, place
 from shoal.replication.placement.steps import Goal, Members, kept_voters
@@ -106,12 +106,13 @@ class Goals:
         present = (members.live | lost) - members.drained
         if group == CATALOG_GROUP:
             names = sorted(present) or [self._agent_id]
-            wanted = len(catalog_voters(names[0], names))
+            wanted, voters = len(catalog_voters(names[0], names)), len(voting)
         else:
-            wanted = voters_of_all(len(present))
+            # More vote where the topic had a greater replication factor before.
+            wanted, voters = voters_of_all(len(present)), min(len(voting), ALL_REPLICAS_VOTERS)
         if members.drained & set(voting):
-            return max(wanted, min(SMALL_CATALOG_VOTERS, len(voting)))
-        return steady_target(wanted, len(voting))
+            return max(wanted, min(SMALL_CATALOG_VOTERS, voters))
+        return steady_target(wanted, voters)
 
 
 def steady_target(wanted: int, voters: int) -> int:

@@ -204,6 +204,8 @@ class _View:
             return Remove(self._dead[0].id)
         if not self._all_live():
             return None  # it may return, or die: then one of these has replaced it
+        if not self._goal.voters:
+            return None  # nobody is known to be there for long: whoever went might be where the group belongs
         others = [item for item in self._strangers if item.id != self._leader]
         if others:
             return Remove(max(others, key=lambda item: (self._is_drained(item), item.id)).id)

@@ -3,6 +3,7 @@ virtual time."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,15 +11,25 @@ import pytest
 
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.members.roster import TAG_DOMAIN, TAG_WEIGHT, candidate_of
+from shoal.agent.placement import rebalancer
 from shoal.agent.placement.rebalancer import SETTLE_MS
 from shoal.agent.placement.targets import Goals, Observed
-from shoal.agent.topics.catalog import CreateTopic, PartitionBirth, TopicEntry
+from shoal.agent.topics.catalog import AlterTopic, CreateTopic, PartitionBirth, TopicEntry
 from shoal.agent.topics.settings import TopicSettings
 from shoal.format.hash_ranges import hash_ranges
 from shoal.replication.interfaces import Configuration, ReplicaId
-from shoal.replication.placement.assignment import Candidate
+from shoal.replication.placement.assignment import Candidate, place
 from shoal.replication.placement.steps import Members
-from tests.agent.placement.test_rebalancer_steps import REPLACE_AFTER_MS, SELF, TOPIC, FakeReplica, Fixture
+from tests.agent.placement.test_rebalancer_steps import (
+    OTHER,
+    PARTITIONS,
+    REPLACE_AFTER_MS,
+    SELF,
+    THIRD,
+    TOPIC,
+    FakeReplica,
+    Fixture,
+)
 
 EVERYWHERE = b"e" * 16
 
@@ -39,6 +50,8 @@ class Pool(Fixture):
         self.catalog.apply(1, CreateTopic(TopicEntry("e", EVERYWHERE, settings, partitions, 0)))
         self.replica = FakeReplica(group, Configuration.birth((SELF,)))
         self.led = [self.replica]
+        self.fewest = 0
+        """Voters that the group had at any time since this was set."""
 
     def transfer(self, group: GroupId, to: ReplicaId) -> None:
         """The other one gives it back at once: this agent leads for the whole test."""
@@ -55,6 +68,7 @@ class Pool(Fixture):
         for _ in range(60):
             self.catch_up()
             await self.pass_time(500)
+            self.fewest = min(self.fewest, len(self.replica.configuration.voting_agents))
         holders = self.replica.configuration.replicas
         voters = "".join(sorted(item.agent_id[0] for item in holders if not item.learner))
         learners = "".join(sorted(item.agent_id[0] for item in holders if item.learner))
@@ -96,6 +110,81 @@ async def test_a_copy_for_everybody_follows_the_members() -> None:
     after = await pool.settle()
     assert len(after.split()[0]) == 5
     assert sorted(after.replace(" ", "")) == list("acdefg")
+
+
+def alter(pool: Pool, factor: Any) -> None:
+    """The last change of the catalog wins."""
+    entry = pool.catalog.by_id(pool.replica.group.topic_id)
+    assert entry is not None
+    after = replace(entry.settings, replication_factor=factor)
+    assert (
+        pool.catalog.apply(pool.catalog.offset, AlterTopic(entry.topic_id, entry.settings, after)) == "done"
+    )
+
+
+async def test_a_changed_factor_moves_a_group_that_had_settled() -> None:
+    """Up, down, to `all` and back, while the members stay as they are. No step leaves fewer voters than the
+    smaller of the two numbers, and one replica changes at a time."""
+    pool = Pool(GroupId(TOPIC, 0))
+    pool.alive = ids("abcdefg")
+    assert len(await pool.settle()) == 3
+    seen: list[str] = []
+    for factor in (5, 3, "all", 3, 7, "all", 2, 9):
+        before = len(pool.replica.configuration.voting_agents)
+        pool.fewest = before
+        alter(pool, factor)
+        seen.append(" ".join(str(len(part)) for part in (await pool.settle()).split()))
+        assert pool.fewest == min(before, len(pool.replica.configuration.voting_agents))
+    assert seen == ["5", "3", "5 2", "3", "7", "5 2", "2", "7"]
+
+
+async def test_factors_that_change_at_once_end_in_the_last_one() -> None:
+    """The learner that the first one wanted goes, and nobody who votes does."""
+    pool = Pool(GroupId(TOPIC, 0))
+    pool.alive = ids("abcde")
+    voters = await pool.settle()
+    alter(pool, 5)
+    await pool.pass_time(1_000)
+    assert "?" in pool.replica.holders()
+    alter(pool, 3)
+    assert await pool.settle() == voters
+
+
+async def test_a_leader_hands_over_before_it_goes() -> None:
+    """Partitions that shall have one replica, of three that were settled: a leader that keeps it removes the
+    others, and any other leader hands over to where it belongs; it never removes itself."""
+    fixture = Fixture((SELF, OTHER, THIRD), led=PARTITIONS)
+    agents = [Candidate(agent_id, agent_id) for agent_id in (SELF, OTHER, THIRD)]
+    await fixture.pass_time(SETTLE_MS + 500)
+    fixture.catch_up()
+    before = list(fixture.led)
+    assert {replica.holders() for replica in before} == {"abc"}
+    entry = fixture.catalog.topics["t"]
+    after = replace(entry.settings, replication_factor=1)
+    fixture.catalog.apply(fixture.catalog.offset, AlterTopic(TOPIC, entry.settings, after))
+    for _ in range(20):
+        fixture.catch_up()
+        await fixture.pass_time(500)
+    for number, replica in enumerate(before):
+        (home,) = place(TOPIC, number, PARTITIONS, agents, 1)
+        assert replica.holders() == ("a" if home == SELF else f"a{home[0]}"), number
+        assert (replica in fixture.led) == (home == SELF)
+    assert {agent_id for _, agent_id in fixture.handed_over} == {OTHER, THIRD}
+
+
+async def test_only_so_many_groups_change_in_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic of many partitions that is lowered must not hold up everything else; each has its turn."""
+    monkeypatch.setattr(rebalancer, "MAX_STEPS_PER_LOOK", 5)
+    fixture = Fixture((SELF, OTHER, THIRD), led=PARTITIONS)
+    await fixture.pass_time(SETTLE_MS + 500)
+    entry = fixture.catalog.topics["t"]
+    after = replace(entry.settings, replication_factor=2)
+    fixture.catalog.apply(fixture.catalog.offset, AlterTopic(TOPIC, entry.settings, after))
+    changed = []
+    for _ in range(4):
+        await fixture.pass_time(250)
+        changed.append(sum(len(replica.holders()) == 2 for replica in fixture.led))
+    assert changed == [5, 8, 8, 8], "of the other four the leader goes, which hands over first"
 
 
 @pytest.mark.parametrize("shared", ["bc", "ab"])

@@ -125,6 +125,15 @@ BORN_THREE = Configuration.birth(tuple("abc"))
         # without anybody to take its place it stays, and leads nothing
         ("abc", goal(3, "bc", "b"), members("abc", drained="a"), "abc", [Transfer]),
         ("a", goal(1, "b", "b"), members("ab", drained="a"), "b", LEADER_REPLACED),
+        # fewer are wanted: those go where the group does not belong, and a leader hands over first
+        ("abcde", goal(3, "abe"), members("abcde"), "abe", [Remove, Remove]),
+        ("abc", goal(1, "c", "c"), members("abc"), "c", [Remove, Transfer, Remove]),
+        ("abc", goal(1, "d", "d"), members("abcd"), "d", [Remove, Remove, *LEADER_REPLACED]),
+        # not while a voter is in doubt, nor before it is known where the group belongs
+        ("abcde", goal(3, "abe"), members("abce"), "abcde", []),
+        ("abc", goal(1, ""), members("abc"), "abc", []),
+        # more are wanted
+        ("abc", goal(5, "abcde"), members("abcde"), "abcde", [AddLearner, AddLearner, Promote, Promote]),
         # everywhere: voters first, then a readable copy on each other agent
         ("abc", goal(3, "abc", everywhere=True), members("abcde"), "abcd?e?", [AddLearner, AddLearner]),
         # ... of which one votes when a voter is drained
@@ -334,7 +343,7 @@ class Cluster:
             assert len(after.voters) >= self.factor, "fewer voters than there should be"
         else:
             assert len(after.voters) >= len(before.voters)
-        assert len(after.voters) <= self.factor + 1
+        assert len(after.voters) <= max(self.factor + 1, len(before.voters))
 
     def settle(self, view: Members, belonging: Sequence[str]) -> None:
         for _ in range(40 * self.factor):
@@ -377,6 +386,26 @@ def test_whatever_happens_there_are_never_fewer_voters_and_in_the_end_it_settles
     before = list(cluster.groups)
     assert not cluster.act(view, there, prompt=True)
     assert cluster.groups == before
+
+
+@given(st.integers(0, 2**32), st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 12))
+@settings(max_examples=60, deadline=None)
+def test_groups_settle_at_the_factor_asked_for_last(seed: int, factors: list[int], partitions: int) -> None:
+    """It changes while members die, return and are drained. No group ever has fewer voters than are wanted at
+    the time, or than it had; and in the end as many as are wanted, where they belong."""
+    rng = random.Random(seed)
+    cluster = Cluster(rng, partitions, factors[0], AGENTS[: rng.randrange(factors[0], 7)])
+    lost: dict[str, int] = {}
+    for turn in range(60):
+        live = {agent for agent in AGENTS if rng.random() < 0.9}
+        lost = {agent: lost.get(agent, turn) for agent in AGENTS if agent not in live}
+        drained = rng.choice(AGENTS) if rng.random() < 0.1 else ""
+        cluster.factor = factors[turn * len(factors) // 60]
+        view = replace(members("".join(sorted(live)), lost, now_ms=turn, drained=drained), replace_after_ms=5)
+        cluster.act(view, [agent for agent in AGENTS if not view.is_dead(agent)], prompt=False)
+    view = replace(members(AGENTS, now_ms=1_000), replace_after_ms=5)
+    cluster.settle(view, AGENTS)
+    cluster.check_at_goal(view, AGENTS)
 
 
 @given(st.integers(0, 2**32), st.integers(3, 6), st.integers(1, 3), st.integers(1, 64))
