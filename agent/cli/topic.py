@@ -1,4 +1,4 @@
-"""`shoal topic create|list|describe|alter|trim|delete|adopt`.
+"""`shoal topic create|list|describe|config|alter|trim|delete|adopt`.
 
 Law of this file: it shows and asks. The agents decide which topics are legal.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from shoal.agent.cli.terminal.amounts import start_of
 from shoal.agent.cli.terminal.completion import complete_topic
@@ -29,6 +29,7 @@ from shoal.agent.cli.terminal.output import (
     CliError,
     UsageError,
     confirm,
+    plural,
     say,
     show_json,
     show_table,
@@ -41,10 +42,12 @@ from shoal.agent.cli.topic_settings import (
     RetentionOption,
     SegmentAgeOption,
     SegmentBytesOption,
+    change_text,
     changeable,
     factor_of,
     fewest_replicas,
     replicas_text,
+    setting_rows,
     shown_settings,
     summary,
 )
@@ -56,7 +59,7 @@ NameArgument = Annotated[str, argument("NAME", "The topic.", complete_topic)]
 
 topics = group(
     "topic",
-    "Create, list, describe, alter, trim, delete and adopt topics.",
+    "Create, list, describe, configure, alter, trim, delete and adopt topics.",
     "shoal topic create flights --partitions 6",
     "shoal topic list",
 )
@@ -91,7 +94,8 @@ def create(
         settings["replication_factor"] = factor_of(replication_factor)
     created, document = with_admin(agent, lambda client: client.create_topic(name, settings))
     verb = "created" if created else "was there already:"
-    tell({"created": created, **document}, output, f"topic {name} {verb} {summary(document)}")
+    said = f"topic {name} {verb} {summary(document)}"
+    tell({"created": created, **document}, output, said, document.get("note", ""))
 
 
 @topics.command("list", epilog=example("shoal topic list --output json"))
@@ -139,7 +143,8 @@ def describe(
         return
     names = {member["id"]: member.get("name") or member["id"] for member in members["members"]}
     print(f"topic {name} ({document.get('kind', 'log')}), {summary(document)}, id {document.get('id', '-')}")
-    print(shown_settings(document))
+    for line in filter(None, (shown_settings(document), document.get("note"), change_text(document))):
+        print(line)
     show_table(
         ["PARTITION", "LEADER", "TERM", "REPLICAS", "FIRST", "COMMITTED", "END", "UNDER-REPLICATED", "LAG"],
         [_partition_row(entry, names) for entry in document["partitions"]],
@@ -175,32 +180,64 @@ def _lag_text(followers: list[dict[str, Any]], names: dict[str, str]) -> str | i
     return ", ".join(f"{name} {'?' if lag is None else f'{lag:,}'}" for name, lag in behind)
 
 
+@topics.command("config", epilog=example("shoal topic config flights"))
+def config(
+    name: NameArgument, agent: AgentOption = DEFAULT_AGENT, output: OutputOption = Output.TABLE
+) -> None:
+    """Show each setting of a topic: its value, its default, whether it was set, and what changes it.
+
+    SET is yes where the value is another than the default. The version is for `alter --if-version`.
+    """
+    document = with_admin(agent, lambda client: client.topic_settings(name))
+    if output is Output.JSON:
+        show_json(document)
+        return
+    print(f"topic {name}, settings of version {document['version']}")
+    show_table(["SETTING", "VALUE", "DEFAULT", "SET", "CHANGED BY"], setting_rows(document))
+
+
 @topics.command(
     "alter",
     epilog=example(
         "shoal topic alter flights --retention 7d --retention-bytes 10GiB",
         "shoal topic alter flights --retention none",
+        "shoal topic alter flights --replication-factor 3",
     ),
 )
-@topics.command("config", hidden=True, epilog=example("shoal topic config flights --retention 7d"))
 def alter(
     name: NameArgument,
+    replication_factor: Annotated[
+        str | None, option("N|all", "Copies of each partition; they come and go one at a time.")
+    ] = None,
     retention: RetentionOption = None,
     retention_bytes: RetentionBytesOption = None,
     segment_bytes: SegmentBytesOption = None,
     segment_age: SegmentAgeOption = None,
+    if_version: Annotated[
+        str | None, option("VERSION", "Only if the settings are those that `shoal topic config` showed.")
+    ] = None,
+    partitions: Annotated[str | None, option("N", "Fixed.", hidden=True)] = None,
     agent: AgentOption = DEFAULT_AGENT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Change a topic's retention or segment sizes. Settings that are not named stay.
+    """Change a topic's replicas, retention or segment sizes. Settings that are not named stay.
 
-    Partitions and replicas are fixed when a topic is created.
+    All agents take the new settings at once, without a restart. `shoal topic describe` shows how far replicas
+    are. Partitions are fixed when a topic is created.
     """
+    if partitions is not None:
+        raise UsageError(
+            f"the number of partitions of {name} is fixed, since each key belongs to one of them",
+            "create another topic and copy the records",
+        )
     changes = changeable(retention, retention_bytes, segment_bytes, segment_age)
+    if replication_factor is not None:
+        changes["replication_factor"] = factor_of(replication_factor)
     if not changes:
         raise UsageError("there is nothing to change", "give --retention or another setting")
-    document = with_admin(agent, lambda client: client.alter_topic(name, **changes))
-    tell(document, output, f"topic {name}: {shown_settings(document)}")
+    document = with_admin(agent, lambda client: client.alter_topic(name, if_version=if_version, **changes))
+    said = f"topic {name}: {summary(document)}; {shown_settings(document)}"
+    tell(document, output, said, document.get("note", ""), change_text(document))
 
 
 @topics.command(
@@ -220,29 +257,49 @@ def trim(
     """Remove a topic's oldest records from all replicas, for good: whole segments before an offset.
 
     The segment that is being written stays, so fewer records may be removed than was asked. A time or
-    `latest` applies to all partitions, an offset to one.
+    `latest` applies to all partitions, an offset to one. The answer says how many records each partition
+    has lost.
     """
     start = start_of(before, time.time_ns() // 1_000_000)
     if start == "earliest" or start.startswith("-"):
         raise UsageError(f"--before {before} is no end", "give an offset, @TIME or latest")
     confirm(f"Remove the records of {name} before {before}?", f"trimming {name}", yes=yes)
 
-    async def work(client: AdminClient) -> list[tuple[int, int]]:
+    async def work(client: AdminClient) -> list[dict[str, int]]:
         ends = await trim_offsets(client, name, start, partition)
-        answers = await asyncio.gather(*(client.trim(name, *end) for end in ends))
+        answers = await asyncio.gather(*(client.trim(name, end.partition, end.before) for end in ends))
         return [
-            (number, answer["log_start_offset"]) for (number, _), answer in zip(ends, answers, strict=True)
+            {
+                "partition": end.partition,
+                "before": end.before,
+                "removed": max(0, answer["log_start_offset"] - end.start),
+                "log_start_offset": answer["log_start_offset"],
+            }
+            for end, answer in zip(ends, answers, strict=True)
         ]
 
     found = with_admin(agent, work)
-    document = {"partitions": [{"partition": p, "log_start_offset": offset} for p, offset in found]}
-    tell(document, output, *(f"{name}/{number} begins at offset {offset:,}" for number, offset in found))
+    tell({"partitions": found}, output, *(trimmed_text(name, **item) for item in found))
 
 
-async def trim_offsets(
-    client: AdminClient, topic: str, before: str, partition: int | None
-) -> list[tuple[int, int]]:
-    """The partitions to trim, each with the offset to trim before. Raises CliError."""
+def trimmed_text(topic: str, partition: int, before: int, removed: int, log_start_offset: int) -> str:
+    """The outcome for one partition."""
+    what = f"removed {plural(removed, 'record')}"
+    if not removed:
+        what = f"removed nothing: no whole segment lies before offset {before:,}"
+    return f"{topic}/{partition}: {what}; it begins at offset {log_start_offset:,}"
+
+
+class TrimEnd(NamedTuple):
+    """Where a partition begins, and the offset to trim before."""
+
+    partition: int
+    start: int
+    before: int
+
+
+async def trim_offsets(client: AdminClient, topic: str, before: str, partition: int | None) -> list[TrimEnd]:
+    """The partitions to trim. Raises CliError."""
     at = before[1:] if before.startswith("@") else None
     known = await client.topic_offsets(topic, at)
     chosen = [entry for entry in known if partition in (None, entry["partition"])]
@@ -253,9 +310,9 @@ async def trim_offsets(
     if before.isdecimal():
         if len(chosen) > 1:
             raise UsageError(f"--before {before}: an offset belongs to one partition", "add --partition P")
-        return [(chosen[0]["partition"], int(before))]
+        return [TrimEnd(chosen[0]["partition"], chosen[0]["log_start_offset"], int(before))]
     field = "high_watermark" if before == "latest" else "offset"
-    return [(entry["partition"], entry[field]) for entry in chosen]
+    return [TrimEnd(entry["partition"], entry["log_start_offset"], entry[field]) for entry in chosen]
 
 
 @topics.command("delete", epilog=example("shoal topic delete flights --yes"))

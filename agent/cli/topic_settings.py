@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from shoal.agent.cli.terminal.amounts import duration_text, size_bytes
+from shoal.agent.cli.terminal.amounts import duration_text, is_size, size_bytes
 from shoal.agent.cli.terminal.options import option
 from shoal.agent.cli.terminal.output import UsageError, plural, size_text
 
@@ -24,6 +24,16 @@ SegmentBytesOption = Annotated[
 SegmentAgeOption = Annotated[
     str | None, option("TIME|none", "Greatest age of a segment file; default 1d.", "--segment-age")
 ]
+OPTIONS = {
+    "replication_factor": "--replication-factor",
+    "retention.age": "--retention",
+    "retention.bytes": "--retention-bytes",
+    "segment.bytes": "--segment-bytes",
+    "segment.age": "--segment-age",
+}
+"""The options of `shoal topic alter`, by what they change."""
+FACTOR_DIGITS_MAX = 9
+"""Python refuses to read thousands; the agents name the largest factor."""
 
 
 def changeable(
@@ -32,6 +42,10 @@ def changeable(
     """The part of a topic's document that these options name. Raises CliError."""
     kept: dict[str, Any] = {}
     if retention is not None:
+        if is_size(retention):
+            raise UsageError(
+                f"--retention {retention!r} is a size, not a time", f"give --retention-bytes {retention}"
+            )
         kept["age"] = duration_text(retention, "--retention")
     if retention_bytes is not None:
         kept["bytes"] = size_bytes(retention_bytes, "--retention-bytes")
@@ -47,9 +61,53 @@ def factor_of(text: str) -> int | str:
     """A replication factor. Raises CliError."""
     if text == "all":
         return text
-    if not text.isdecimal() or int(text) < 1:
+    if not (text.isascii() and text.isdecimal() and len(text) <= FACTOR_DIGITS_MAX):
         raise UsageError(f"--replication-factor {text!r} is neither a number nor `all`", "give 1 or more")
+    if int(text) == 0:
+        raise UsageError(
+            "--replication-factor 0: a topic has at least one replica", "`shoal topic delete` removes a topic"
+        )
     return int(text)
+
+
+def setting_rows(table: Mapping[str, Any]) -> list[list[object]]:
+    """GET /v1/topics/{topic}/settings as rows: name, value, default, whether it was set, and how it is
+    changed."""
+    return [
+        [
+            row["name"],
+            _value_text(row["name"], row["value"]),
+            _value_text(row["name"], row["default"]),
+            row["set"],
+            OPTIONS.get(row["name"], "PATCH") if row["changeable"] else "fixed",
+        ]
+        for row in table["settings"]
+    ]
+
+
+def _value_text(name: str, value: object) -> object:
+    """As options take it."""
+    if value is None:
+        return "none"
+    if name.endswith(".bytes") and isinstance(value, int):
+        return f"{value} B" if value % (1 << 20) else size_text(value)
+    return str(value).lower()
+
+
+def change_text(document: Mapping[str, Any]) -> str:
+    """How many replicas are still to come and to go; empty when all are where they belong."""
+    missing, surplus = document.get("missing_replicas") or 0, document.get("surplus_replicas") or 0
+    if not missing and not surplus:
+        return ""
+    learners = sum(
+        replica.get("role") == "learner"
+        for partition in document["partitions"]
+        for replica in partition.get("replicas", [])
+    )
+    copied = "" if document.get("replication_factor") == "all" else f" ({learners} being copied)"
+    parts = [f"{plural(missing, 'replica')} to come{copied}"] if missing else []
+    parts += [f"{plural(surplus, 'replica')} to go"] if surplus else []
+    return f"replicas change: {' and '.join(parts)}"
 
 
 def shown_settings(document: Mapping[str, Any]) -> str:

@@ -36,6 +36,7 @@ class Segment(TypedDict, total=False):
 class ChangeableOptions(TypedDict, total=False):
     """Settings of a topic that may change."""
 
+    replication_factor: int | Literal["all"]
     retention: Retention
     segment: Segment
 
@@ -45,7 +46,6 @@ class TopicOptions(ChangeableOptions, total=False):
 
     kind: str
     partitions: int
-    replication_factor: int | Literal["all"]
     fsync: bool
 
 
@@ -184,9 +184,18 @@ class AdminClient(LiveObject):
         answer = await self._cluster.anywhere(_call("PUT", topic_path(name), body or None), retry=True)
         return answer.status == 201, answer.document()
 
-    async def alter_topic(self, name: str, **named: Unpack[ChangeableOptions]) -> dict[str, Any]:
-        """PATCH /v1/topics/{topic}: the topic with these settings changed, the others as they were."""
-        return await self._ask("PATCH", topic_path(name), dict(named))
+    async def topic_settings(self, name: str) -> dict[str, Any]:
+        """GET /v1/topics/{topic}/settings: each setting with its default, and their `version`."""
+        return await self._get(f"{topic_path(name)}/settings")
+
+    async def alter_topic(
+        self, name: str, *, if_version: str | None = None, **named: Unpack[ChangeableOptions]
+    ) -> dict[str, Any]:
+        """PATCH /v1/topics/{topic}: the topic with these settings changed, the others as they were. With
+        `if_version` only if the settings are of that `settings_version`: else settings-changed."""
+        params = {} if if_version is None else {"if_version": if_version}
+        call = _call("PATCH", topic_path(name), dict(named))._replace(params=params)
+        return (await self._cluster.anywhere(call, retry=True)).document()
 
     async def trim(self, topic: str, partition: int, before: int) -> dict[str, Any]:
         """POST .../trim: drop whole segments whose records all lie below offset `before`. The answer has the

@@ -126,6 +126,7 @@ class Client(LiveObject):
     topics = on_thread(AsyncClient.topics)
     topic = on_thread(AsyncClient.topic)
     create_topic = on_thread(AsyncClient.create_topic)
+    topic_settings = on_thread(AsyncClient.topic_settings)
     alter_topic = on_thread(AsyncClient.alter_topic)
     trim = on_thread(AsyncClient.trim)
     delete_topic = on_thread(AsyncClient.delete_topic)

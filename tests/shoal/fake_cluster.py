@@ -69,6 +69,7 @@ class FakeTopic:
     id: str = field(default_factory=lambda: secrets.token_hex(16))
     replication_factor: int = 3
     start: int = 0
+    changes: int = 0
     settings: dict[str, Any] = field(
         default_factory=lambda: {
             "retention": {"age": None, "bytes": None},
@@ -248,6 +249,7 @@ class FakeAgent:
                 web.get("/v1/topics", self._topics),
                 web.put("/v1/topics/{topic}", self._create),
                 web.get("/v1/topics/{topic}", self._describe),
+                web.get("/v1/topics/{topic}/settings", self._settings),
                 web.delete("/v1/topics/{topic}", self._delete),
                 web.patch("/v1/topics/{topic}", self._alter),
                 web.post("/v1/topics/{topic}/partitions/{partition}/trim", self._trim),
@@ -425,14 +427,39 @@ class FakeAgent:
             "kind": "log",
             "replication_factor": factor,
             "partitions": partitions,
+            "settings_version": f"v{topic.changes}",
+            **self._note(factor),
             **topic.settings,
         }
 
+    def _note(self, factor: Any) -> dict[str, str]:
+        is_high = isinstance(factor, int) and factor > len(self.cluster.agents)
+        return {"note": f"{factor} replicas are wanted"} if is_high else {}
+
     async def _alter(self, request: web.Request) -> web.Response:
         topic = self._topic(request)
-        for table, changes in (await request.json()).items():
+        if request.query.get("if_version") not in (None, f"v{topic.changes}"):
+            raise ShoalError("settings-changed", f"they are of version v{topic.changes}")
+        changed = await request.json()
+        topic.changes += 1
+        topic.replication_factor = changed.pop("replication_factor", topic.replication_factor)
+        for table, changes in changed.items():
             topic.settings[table] = topic.settings[table] | changes
         return web.json_response(self._document(topic))
+
+    async def _settings(self, request: web.Request) -> web.Response:
+        topic = self._topic(request)
+        values = {"partitions": len(topic.partitions), "replication_factor": topic.replication_factor}
+        defaults: dict[str, Any] = {"partitions": 1, "replication_factor": 3}
+        for name, table in FakeTopic("", []).settings.items():
+            defaults |= {f"{name}.{part}": value for part, value in table.items()}
+            values |= {f"{name}.{part}": value for part, value in topic.settings[name].items()}
+        rows = [
+            {"name": name, "value": values[name], "default": default, "set": values[name] != default,
+             "changeable": name != "partitions"}
+            for name, default in defaults.items()
+        ]  # fmt: skip
+        return web.json_response({"topic": topic.name, "version": f"v{topic.changes}", "settings": rows})
 
     async def _trim(self, request: web.Request) -> web.Response:
         topic = self._topic(request)

@@ -129,7 +129,7 @@ def advice(report: Mapping[str, Any], topics: Sequence[Mapping[str, Any]]) -> li
         lines.append(
             f"topics want {wanted} replicas (3 unless told otherwise) and {plural(report['alive'], 'member')}"
             f" {'is' if report['alive'] == 1 else 'are'} alive: records are stored in fewer copies. Start"
-            " more agents (--join this one's gossip address), or make topics with --replication-factor"
-            f" {max(report['alive'], 1)}"
+            " more agents (--join this one's gossip address), or want fewer: `shoal topic alter TOPIC"
+            f" --replication-factor {max(report['alive'], 1)}`"
         )
     return lines

@@ -13,7 +13,7 @@ from shoal.agent.cli.terminal.output import UsageError
 from shoal.format.timestamps import parse_duration_ms
 
 UNLIMITED: Final = "none"
-_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?i?b?)", re.IGNORECASE)
+_SIZE: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([kmgt]?i?b?)", re.IGNORECASE)
 _SIZE_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _DURATION: Final = re.compile(r"([0-9]{1,12})(ms|s|m|h|d|w)")
 _SECONDS_MAX: Final = 10**11
@@ -32,6 +32,12 @@ def size_bytes(text: str, option: str) -> int | None:
     base = 1_000 if unit.endswith("b") and "i" not in unit else 1_024
     factor: int = base ** _SIZE_POWERS[unit.rstrip("b").rstrip("i")]
     return round(float(match[1]) * factor)
+
+
+def is_size(text: str) -> bool:
+    """Whether it is a size with a unit, and no duration."""
+    text = text.strip()
+    return not text.isdecimal() and _DURATION.fullmatch(text) is None and _SIZE.fullmatch(text) is not None
 
 
 def duration_text(text: str, option: str) -> str | None:
@@ -65,7 +71,7 @@ def start_of(text: str, now_ms: int) -> str:
     """The value of --from as the client takes it: earliest, latest, -N, @MILLISECONDS or an offset. Raises
     UsageError."""
     word = {"beginning": "earliest", "start": "earliest", "end": "latest"}.get(text, text)
-    if word in ("earliest", "latest") or re.fullmatch(r"-?[0-9]+", word):
+    if word in ("earliest", "latest") or re.fullmatch(r"-?[0-9]{1,19}", word):
         return word
     if word.startswith("@"):
         return f"@{moment_ms(word[1:], now_ms)}"

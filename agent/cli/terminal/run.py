@@ -27,6 +27,8 @@ ADVICE = {
     "unknown-partition": "`shoal topic describe TOPIC` shows its partitions",
     "unknown-member": "`shoal members` shows the members",
     "topic-differs": "`shoal topic describe TOPIC` shows what it is; leave the options out to accept that",
+    "settings-changed": "`shoal topic config TOPIC` shows what they are now; leave --if-version out to change"
+    " them all the same",
     "not-enough-members": "start more agents, give a smaller --replication-factor, or name an agent of"
     " another cluster with --agent URL",
     "no-leader": "`shoal status` shows which partitions and members are in trouble",

@@ -15,7 +15,7 @@ from fake_cluster import FakeCluster
 from shoal.agent.cli.terminal.amounts import duration_text, moment_ms, size_bytes, start_of
 from shoal.agent.cli.terminal.completion import complete_member, complete_topic
 from shoal.agent.cli.terminal.output import CliError
-from shoal.agent.cli.topic_settings import replicas_text, shown_settings, summary
+from shoal.agent.cli.topic_settings import change_text, replicas_text, setting_rows, shown_settings, summary
 from shoal.client.produce.producer import batch_of
 
 NOW_MS = round(datetime(2026, 1, 8, tzinfo=UTC).timestamp() * 1_000)
@@ -79,7 +79,7 @@ def test_places_to_begin(text: str, expected: str) -> None:
     assert start_of(text, NOW_MS) == expected
 
 
-@pytest.mark.parametrize("text", ["sizeless", "-1", "5 parsecs", "MiB", ""])
+@pytest.mark.parametrize("text", ["sizeless", "-1", "5 parsecs", "MiB", "", "9" * 400])
 def test_what_is_no_size_or_duration_is_told(text: str) -> None:
     """With what would be one."""
     with pytest.raises(CliError, match=r"--x .* is no size"):
@@ -88,7 +88,7 @@ def test_what_is_no_size_or_duration_is_told(text: str) -> None:
         duration_text(text, "--x")
 
 
-@pytest.mark.parametrize("text", ["yesterday", "@", "@yesterday", "@-", "1h", "--5"])
+@pytest.mark.parametrize("text", ["yesterday", "@", "@yesterday", "@-", "1h", "--5", "9" * 5_000])
 def test_what_is_no_place_is_told(text: str) -> None:
     """Naming the forms that are understood."""
     with pytest.raises(CliError) as error:
@@ -134,15 +134,77 @@ async def test_retention_is_given_seen_and_changed(cluster: FakeCluster) -> None
     described = (await run("topic", "describe", "t", agent=agent)).stdout.splitlines()
     assert described[1] == "retention 7d; segments of 16.0 MiB or 1d"
     altered = await run("topic", "alter", "t", "--retention-bytes", "10GiB", agent=agent)
-    assert altered.stderr == (
-        "topic t: retention 7d and at least 10.0 GiB a partition; segments of 16.0 MiB or 1d\n"
+    assert altered.stderr.splitlines()[0] == (
+        "topic t: 1 partition, 3 replicas; retention 7d and at least 10.0 GiB a partition; segments of"
+        " 16.0 MiB or 1d"
     )
-    again = await run("topic", "config", "t", "--retention", "none", "-o", "json", agent=agent)
+    again = await run("topic", "alter", "t", "--retention", "none", "-o", "json", agent=agent)
     assert json.loads(again.stdout)["retention"] == {"age": None, "bytes": 10 << 30}
     assert_one_line(await run("topic", "alter", "t", agent=agent), "nothing to change", "--retention")
     wrong = await run("topic", "alter", "t", "--retention", "soon", agent=agent)
     assert_one_line(wrong, "--retention 'soon' is no duration", "7d")
+    size = await run("topic", "create", "u", "--retention", "10GB", agent=agent)
+    assert_one_line(size, "--retention '10GB' is a size", "--retention-bytes 10GB")
     assert_one_line(await run("topic", "alter", "nope", "--retention", "1d", agent=agent), "unknown-topic")
+
+
+async def test_settings_are_shown_with_their_defaults(cluster: FakeCluster) -> None:
+    """What was set, what changes it, and what is fixed; as a table, or as the agent's document."""
+    agent = cluster.urls[0]
+    cluster.create("t", 6)
+    await run("topic", "alter", "t", "--retention", "7d", "--segment-bytes", "16MiB", agent=agent)
+    shown = await run("topic", "config", "t", agent=agent)
+    head, _, *rows = shown.stdout.splitlines()
+    assert head == "topic t, settings of version v1"
+    assert {row.split()[0]: " ".join(row.split()[1:]) for row in rows} == {
+        "partitions": "6 1 yes fixed",
+        "replication_factor": "3 3 no --replication-factor",
+        "retention.age": "7d none yes --retention",
+        "retention.bytes": "none none no --retention-bytes",
+        "segment.bytes": "16.0 MiB 64.0 MiB yes --segment-bytes",
+        "segment.age": "1d 1d no --segment-age",
+    }
+    document = json.loads((await run("topic", "config", "t", "-o", "json", agent=agent)).stdout)
+    assert document["settings"][0]["name"] == "partitions"
+    assert_one_line(await run("topic", "config", "nope", agent=agent), "unknown-topic")
+    odd = {"name": "segment.bytes", "value": 10_000_000, "default": 64 << 20, "set": True, "changeable": True}
+    assert setting_rows({"settings": [odd]})[0][1:3] == ["10000000 B", "64.0 MiB"]
+
+
+async def test_the_replication_factor_is_changed(cluster: FakeCluster) -> None:
+    """A number or `all`; more than there are agents is taken and said; 0 and the number of partitions are
+    refused, and a change of settings that are no longer those that were seen."""
+    agent = cluster.urls[0]
+    topic = cluster.create("t", 2)
+    altered = await run("topic", "alter", "t", "--replication-factor", "5", agent=agent)
+    assert (altered.code, topic.replication_factor) == (0, 5)
+    assert altered.stderr.splitlines()[1] == "5 replicas are wanted"
+    refused = await run("topic", "alter", "t", "--replication-factor", "0", agent=agent)
+    assert_one_line(refused, "at least one replica", "shoal topic delete")
+    for wrong in ("some", "-1", "\u0663", "9" * 5_000):
+        refused = await run("topic", "alter", "t", f"--replication-factor={wrong}", agent=agent)
+        assert_one_line(refused, "neither a number nor `all`")
+    fixed = await run("topic", "alter", "t", "--partitions", "9", agent=agent)
+    assert_one_line(fixed, "the number of partitions of t is fixed", "copy the records")
+    late = await run("topic", "alter", "t", "--replication-factor", "all", "--if-version", "v0", agent=agent)
+    assert_one_line(late, "settings-changed", "shoal topic config")
+    assert topic.replication_factor == 5
+    seen = await run("topic", "alter", "t", "--replication-factor", "all", "--if-version", "v1", agent=agent)
+    assert (seen.code, topic.replication_factor) == (0, "all")
+
+
+def test_replicas_that_come_and_go_are_told() -> None:
+    """Nothing when all are where they belong."""
+    learner = {"replicas": [{"id": "a", "role": "leader"}, {"id": "b", "role": "learner"}]}
+    assert change_text({"partitions": [learner], "missing_replicas": 0, "surplus_replicas": 0}) == ""
+    assert change_text({"partitions": [learner, learner], "missing_replicas": 3, "surplus_replicas": 0}) == (
+        "replicas change: 3 replicas to come (2 being copied)"
+    )
+    everywhere = {"partitions": [learner], "replication_factor": "all", "missing_replicas": 1}
+    assert change_text(everywhere) == "replicas change: 1 replica to come"
+    assert change_text({"partitions": [], "missing_replicas": 1, "surplus_replicas": 1}) == (
+        "replicas change: 1 replica to come (0 being copied) and 1 replica to go"
+    )
 
 
 async def test_topics_are_listed_with_the_replicas_that_they_have(cluster: FakeCluster) -> None:
@@ -168,9 +230,16 @@ async def test_trimming(cluster: FakeCluster) -> None:
     refused = await run("topic", "trim", "t", "--before", "2", "--yes", agent=agent)
     assert_one_line(refused, "an offset belongs to one partition", "--partition")
     trimmed = await run("topic", "trim", "t", "-p", "1", "--before", "2", "-y", agent=agent)
-    assert (trimmed.code, trimmed.stderr) == (0, "t/1 begins at offset 2\n")
+    assert (trimmed.code, trimmed.stderr) == (0, "t/1: removed 2 records; it begins at offset 2\n")
     timed = await run("topic", "trim", "t", "--before", "@1h", "-y", "-o", "json", agent=agent)
-    assert [entry["log_start_offset"] for entry in json.loads(timed.stdout)["partitions"]] == [3, 3]
+    assert json.loads(timed.stdout)["partitions"] == [
+        {"partition": 0, "before": 3, "removed": 1, "log_start_offset": 3},
+        {"partition": 1, "before": 3, "removed": 1, "log_start_offset": 3},
+    ]
+    again = await run("topic", "trim", "t", "-p", "0", "--before", "1", "-y", agent=agent)
+    assert (
+        again.stderr == "t/0: removed nothing: no whole segment lies before offset 1; it begins at offset 3\n"
+    )
     assert (await run("topic", "trim", "t", "--before", "latest", "-y", agent=agent)).code == 0
     for wrong in ("earliest", "-5", "soon"):
         ran = await run("topic", "trim", "t", "--before", wrong, "-y", agent=agent)

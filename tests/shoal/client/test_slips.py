@@ -196,6 +196,20 @@ def test_a_topics_settings_may_be_named(cluster: FakeCluster, client: Client) ->
     assert client.create_topic("v")[0]
 
 
+def test_a_topics_settings_are_read_and_changed(cluster: FakeCluster, client: Client) -> None:
+    """What is not named stays; a change that expects settings which are others by now changes nothing."""
+    client.create_topic("t", partitions=2)
+    read = client.topic_settings("t")
+    assert {row["name"]: row["set"] for row in read["settings"]}["partitions"]
+    version = read["version"]
+    changed = client.alter_topic("t", replication_factor="all", retention={"age": "7d"}, if_version=version)
+    assert (changed["replication_factor"], changed["retention"]["age"]) == ("all", "7d")
+    with pytest.raises(ShoalError) as late:
+        client.alter_topic("t", replication_factor=1, if_version=version)
+    assert late.value.code == "settings-changed"
+    assert client.alter_topic("t", segment={"age": "1h"})["replication_factor"] == "all"
+
+
 def test_several_topics_at_once_are_refused_clearly(cluster: FakeCluster, client: Client) -> None:
     """Each has a consumer of its own."""
     with pytest.raises(ShoalError, match=r"a consumer reads one topic.*open one for each"):
