@@ -171,7 +171,7 @@ def test_cluster_knobs_cover_the_faults() -> None:
     drawn = [Knobs.of_seed(seed) for seed in range(SEEDS)]
     for name in ("kills", "power", "cuts", "weather", "pauses", "slow_disks", "disk_errors", "clocks"):
         assert {getattr(knobs, name) for knobs in drawn} == {True, False}, name
-    for name in ("leaving", "joining", "draining", "topics", "rot", "lost_disk", "loopback"):
+    for name in ("leaving", "joining", "draining", "topics", "rot", "lost_disk", "loopback", "alterations"):
         assert {getattr(knobs, name) for knobs in drawn} == {True, False}, name
     assert {knobs.nodes for knobs in drawn} == {3, 4, 5}
     for name in ("crowd", "little_memory", "few_producers", "impatient", "years", "births", "disaster"):

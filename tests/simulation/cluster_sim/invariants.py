@@ -21,14 +21,17 @@ from shoal.agent.host import copy_target as installing
 from shoal.agent.host.host import Host
 from shoal.agent.host.unsafe_recovery import EPOCH_BITS
 from shoal.agent.partition.replica import Replica
+from shoal.agent.placement.rebalancer import Rebalancer
 from shoal.format.batch import LogIndex
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId, generation_of
 from shoal.replication.messages import AppendReply, Vote, VoteReply, decode, encode
+from shoal.replication.placement.steps import Remove
 from shoal.replication.raft import RaftCore
 from shoal.replication.roles.transitions import Role
 
 CORE_ASKS = frozenset({"term_at", "deadline", "statistics", "check_invariants"})
 """What a core is asked without being changed."""
+FEWEST_VOTERS = 3
 CHECKED_ENTRIES_MAX = 2_000
 """Of one step of a commit index: a replica that returns has thousands at once, which were compared before."""
 
@@ -132,8 +135,15 @@ class Invariants:
         self._moved: dict[RaftCore, None] = {}
         """Cores that were called since the last look: no other one can have changed."""
         self._witness = Witness()
+        self._fewest: dict[bytes, int] = {}
+        """By topic: the smallest replication factor that was asked for, where it is below three."""
         self.checks = 0
         self.violation: InvariantViolation | None = None
+
+    def may_be_lowered(self, topic_id: bytes, factor: int | str) -> None:
+        """From now on groups of the topic may have so few voters."""
+        if isinstance(factor, int):
+            self._fewest[topic_id] = min(factor, self._fewest.get(topic_id, FEWEST_VOTERS))
 
     def fail(self, name: str, detail: str) -> None:
         """Keeps the first; the loop of the simulation raises it after the round."""
@@ -225,7 +235,7 @@ class Invariants:
                 truth.terms.extend([0] * (index - len(truth.terms)))
                 truth.terms.append(term)
                 truth.committed_in = core.term
-        self._configured(truth, where, replica.state.configurations[0])
+        self._configured(truth, where, replica)
         self._serves(where, replica)
 
     def _serves(self, where: str, replica: Replica) -> None:
@@ -237,9 +247,9 @@ class Invariants:
         if known != generation:
             self.fail("OneBirthServes", f"{where} has records, and birth {known} has others")
 
-    def _configured(self, truth: _GroupTruth, where: str, committed: Configuration) -> None:
+    def _configured(self, truth: _GroupTruth, where: str, replica: Replica) -> None:
         """An id that a committed configuration left out never comes back (safety 2)."""
-        known = truth.configuration
+        committed, known = replica.state.configurations[0], truth.configuration
         if known is not None and _place_of(committed) <= _place_of(known):
             return
         truth.configuration = committed
@@ -255,8 +265,20 @@ class Invariants:
         were = [item for item in known.replicas if not item.learner]
         given_up = [item for item in were if item.id not in ids and item.id in truth.beyond_repair]
         is_forced = _epoch_of(committed) > _epoch_of(known)
-        if len(voters) + len(given_up) < min(3, len(were)) and not is_forced:
+        fewest = self._fewest.get(replica.group.topic_id, FEWEST_VOTERS)
+        if len(voters) + len(given_up) < min(fewest, len(were)) and not is_forced:
             self.fail("NeverFewerVoters", f"{where}: {known} became {committed}")
+
+    def on_step(self, group: GroupId, before: Configuration, factor: object, step: object) -> None:
+        """NeverFewerVoters, before it is committed: no leader takes away a voter whom the replication factor
+        in its own catalog wants (safety 5); one whose agent calls it lost is none."""
+        removed = before.find(step.replica_id) if isinstance(step, Remove) else None
+        if removed is None or removed.learner or not isinstance(factor, int):
+            return
+        voters = len(before.voters)
+        lost = self._truth(group, removed.id).beyond_repair
+        if removed.id not in lost and voters - 1 < min(factor, voters):
+            self.fail("NeverFewerVoters", f"{group} wants {factor}, and {removed} goes from {before}")
 
     # ---- what leaves -----------------------------------------------------------------------------
 
@@ -386,6 +408,14 @@ def listeners(invariants: Invariants) -> list[tuple[Any, str, Any]]:
         if record.state is not ReplicaState.CREATING:
             invariants.on_record(record)  # not while the disk may refuse it
 
+    propose = Rebalancer._propose
+
+    def observed_propose(self: Rebalancer, replica: Replica, step: Any) -> bool:
+        entry = self._catalog().by_id(replica.group.topic_id)
+        factor = None if entry is None else entry.settings.replication_factor
+        invariants.on_step(replica.group, replica.core.configuration, factor, step)
+        return propose(self, replica, step)
+
     save, promise = HardStateFile.save, installing._Copy.promise
 
     async def observed_save(self: HardStateFile, group: GroupId, own_id: ReplicaId, state: HardState) -> None:
@@ -415,6 +445,7 @@ def listeners(invariants: Invariants) -> list[tuple[Any, str, Any]]:
         (Host, "send_control", observed_send),
         (Host, "beyond_repair", observed_beyond_repair),
         (ReplicaRegistry, "put", observed_put),
+        (Rebalancer, "_propose", observed_propose),
         (HardStateFile, "save", observed_save),
         (installing._Copy, "promise", observed_promise),
         *((RaftCore, name, observed(getattr(RaftCore, name))) for name in CORE_CALLS),

@@ -60,6 +60,7 @@ class Knobs:
     impatient: bool  # at each agent there is somebody who asks nobody else, and does not wait for long
     little_memory: bool  # agents take few requests and few bytes at once, and strangers fill one of them
     upgrades: bool  # hosts change to another version of Shoal, and back
+    alterations: bool  # somebody changes the topic's replication factor and another setting
     only: tuple[str, ...] = ()  # names of faults: no others then; never drawn
 
     @classmethod
@@ -113,6 +114,7 @@ class Knobs:
             impatient=rng.random() < 0.4,
             little_memory=rng.random() < 0.3,
             upgrades=rng.random() < 0.25,
+            alterations=rng.random() < 0.3,
         )
 
     @classmethod

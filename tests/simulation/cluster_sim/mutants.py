@@ -19,10 +19,21 @@ from cluster_sim.invariants import InvariantViolation
 from cluster_sim.knobs import Knobs
 from cluster_sim.level_mutants import raise_without_the_failed, start_above_the_own_levels
 from cluster_sim.simulation import ClusterSimulation
+from cluster_sim.topic_mutants import (
+    alter_all_but_the_factor,
+    alter_whatever_the_settings_are,
+    forget_removed_replicas,
+    give_birth_on_the_dead,
+    lower_by_one_too_many,
+    never_bear_again,
+    remove_before_adding,
+    serve_before_the_birth_is_known,
+    settle_for_the_factor_before,
+    take_absence_for_deletion,
+)
 from shoal.agent.durable.identity import HardStateFile
 from shoal.agent.host.host import Host
 from shoal.agent.host.peer_liveness import PeerLiveness
-from shoal.agent.members.roster import Roster, is_drained
 from shoal.agent.partition import pending as waiting
 from shoal.agent.partition.clock_skew import PeerClocks
 from shoal.agent.partition.disk_queue import DiskOrder
@@ -35,12 +46,9 @@ from shoal.agent.partition.state.log_state import PartitionState
 from shoal.agent.partition.state.log_time import LogTime
 from shoal.agent.peers.dialler import Dialler
 from shoal.agent.peers.frames import encode_stopped
-from shoal.agent.topics.catalog_reconciler import TopicReplicas
-from shoal.agent.topics.catalog_upkeep import CatalogUpkeep
 from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex
 from shoal.replication.interfaces import HardState
-from shoal.replication.placement import steps
 from shoal.replication.roles.read_index import ReadQueue
 from shoal.segment_store.errors import SyncFailed
 from shoal.segment_store.log.writer import Writer
@@ -129,26 +137,6 @@ def call_everything_definite() -> list[Patch]:
             waiter.answer.set_exception(ShoalError(code, detail, definite=True))
 
     return [(waiting, "_refuse", refuse)]
-
-
-def forget_removed_replicas() -> list[Patch]:
-    """The registry drops a replica that was removed from its group."""
-
-    async def retire_group(self: Host, group: Any) -> None:
-        await self.delete_group(group)
-        self.changed(group)
-
-    return [(Host, "retire_group", retire_group)]
-
-
-def remove_before_adding() -> list[Patch]:
-    """A dead voter goes before another takes its place."""
-    drop_voter = steps._View.drop_voter
-
-    def mutated(self: Any) -> Any:
-        return steps.Remove(self._dead[0].id) if self._dead else drop_voter(self)
-
-    return [(steps._View, "drop_voter", mutated)]
 
 
 def believe_failed_syncs() -> list[Patch]:
@@ -242,33 +230,6 @@ def stop_without_a_word() -> list[Patch]:
     ]
 
 
-def take_absence_for_deletion() -> list[Patch]:
-    """What the catalog had in this run and has no more was deleted, whichever epoch it is of."""
-    return [(TopicReplicas, "_forget_other_epochs", lambda _: None)]
-
-
-def give_birth_on_the_dead() -> list[Patch]:
-    """Whoever gossip calls alive may get a newborn replica, whatever the links say."""
-
-    def birthplaces(self: Roster) -> list[Any]:
-        return [member for member in self.ours() if member.status == "alive" and not is_drained(member)]
-
-    return [(Roster, "birthplaces", birthplaces)]
-
-
-def never_bear_again() -> list[Patch]:
-    """A partition waits for its first voters, wherever they are."""
-
-    async def look(_: CatalogUpkeep) -> None: ...
-
-    return [(CatalogUpkeep, "look_at_births", look)]
-
-
-def serve_before_the_birth_is_known() -> list[Patch]:
-    """Who is elected leads, and serves, whatever the catalog has been told."""
-    return [(Replica, "is_unborn", property(lambda _: False))]
-
-
 def trust_the_wall_clock() -> list[Patch]:
     """Records are stamped with whatever the clock says, and never earlier than those before; and producers
     are as old as that makes them."""
@@ -339,10 +300,11 @@ SHORT |= {
     "impatient": False,
     "little_memory": False,
     "upgrades": False,
+    "alterations": False,
 }
 ELECTIONS = {"partitions": 6, "quick_restarts": True, "delay_ms_max": 200, "fault_interval_ms": 200}
 ELECTIONS |= {"producer_pause_ms": 300}
-CALM = {"rot": False, "draining": False, "upgrades": False}
+CALM = {"rot": False, "draining": False, "upgrades": False, "alterations": False}
 BUSY = CALM | {"fault_interval_ms": 500}
 REPLACED = CALM | {"nodes": 4, "kills": True, "replace_after_ms": 3_000, "safety_ms": 25_000}
 
@@ -457,6 +419,22 @@ MUTANTS = (
         count_what_is_to_be_cut,
         ("AcknowledgedIsSynced", "CutIsCut"),
         knobs=_only("overload_leader"),
+    ),
+    Mutant(
+        alter_whatever_the_settings_are,
+        ("AlterationsAreKept",),
+        knobs=_only("kill_one", "cut_some", alterations=True, **FEW_LONG_FAULTS),
+    ),
+    Mutant(alter_all_but_the_factor, ("AlterationsAreKept",), knobs=_only("kill_one", alterations=True)),
+    Mutant(
+        settle_for_the_factor_before,
+        ("Liveness",),
+        knobs=_only("reset_streams", nodes=4, alterations=True, **FEW_LONG_FAULTS),
+    ),
+    Mutant(
+        lower_by_one_too_many,
+        ("NeverFewerVoters", "Liveness"),
+        knobs=_only("kill_one", nodes=4, alterations=True),
     ),
     Mutant(never_dial_again, ("Liveness",), first_seed=3, knobs=CALM | {"kills": True}),
     Mutant(raise_without_the_failed, ("RaisedTooEarly",), first_seed=8, knobs=UPGRADES),

@@ -22,6 +22,7 @@ from log_clients import Connections, NoAnswer, Producer, Reader, Workload
 from log_history import History
 from memory_disk import DEFAULT_CAPACITY_BYTES
 
+from cluster_sim.alterations import AGE, BORN, FACTOR, Alterations
 from cluster_sim.births import Births
 from cluster_sim.blocking import BlockingPool
 from cluster_sim.clients import KeyedProducer, LibraryClient, SinkTask
@@ -74,7 +75,10 @@ LOGGERS = ("shoal", "asyncio", "aiohttp")
 IMPATIENT_PAUSE_S = 0.08
 RAISED_LIMIT_S = 20.0
 """For the wait before the level rises, its commit, and one pull of the catalog."""
-AnyTopicClient = KeyedProducer | LibraryClient | SinkTask | TopicClient | Visitor | Impatient
+AnyTopicClient = KeyedProducer | LibraryClient | SinkTask | TopicClient | Visitor | Impatient | Alterations
+FACTORS = (1, 2, 3, 4, 5, "all")
+SAFE_FACTORS = (3, 4, 5, "all")
+"""Where a disk rots: it may cost one copy of three."""
 
 
 _KEPT: list[object] = []
@@ -107,6 +111,8 @@ class ClusterSimulation:
         self.clients = Life("clients", CLIENT_ADDRESS)
         self.work = Workload(self.history, self._agents, random.Random(self.rng.getrandbits(64)))
         self.topics = TopicClient(self.work)
+        factors = SAFE_FACTORS if self.knobs.rot else FACTORS
+        self.alterations = Alterations(self.work, TOPIC, factors, self.invariants.may_be_lowered)
         self.pool = BlockingPool()
         self.crowd = Crowd(self.loop)
         self.upgrades = Upgrades(self)
@@ -278,8 +284,8 @@ class ClusterSimulation:
         knobs = self.knobs
         body: dict[str, Any] = {
             "partitions": knobs.partitions,
-            "replication_factor": 3,
-            "segment": {"bytes": knobs.segment_bytes},
+            "replication_factor": BORN[FACTOR],
+            "segment": {"bytes": knobs.segment_bytes, "age": BORN[AGE]},
         }
         if knobs.retention_bytes is not None:
             body["retention"] = {"bytes": knobs.retention_bytes}
@@ -303,11 +309,18 @@ class ClusterSimulation:
             found.append(Visitor(self.work, TOPIC))
         if knobs.topics:
             found.append(self.topics)
+        if self.alters:
+            found.append(self.alterations)
         for node in self.nodes if knobs.impatient else ():
             at = partial(getattr, node, "http")
             name, count = f"impatient.{node.name}", knobs.partitions
             found.append(Impatient(self.work, name, at, TOPIC, count, pause_s=IMPATIENT_PAUSE_S))
         return found
+
+    @property
+    def alters(self) -> bool:
+        """Not where a disk is lost: its replicas count until `replace_after`, and what is too many waits."""
+        return self.knobs.alterations and not self.knobs.lost_disk
 
     def _partition_clients(self) -> list[Producer | Reader]:
         knobs = self.knobs

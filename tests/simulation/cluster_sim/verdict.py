@@ -19,6 +19,7 @@ from cluster_sim.node import Node
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.host.host import Host
 from shoal.agent.partition.replica import Replica
+from shoal.agent.topics.settings import settings_table
 from shoal.format.batch import LogIndex
 from shoal.replication.interfaces import MAX_GENERATION, Configuration, generation_of
 from shoal.segment_store.errors import Damaged, LogClosed, OffsetOutOfRange
@@ -167,7 +168,32 @@ class Verdict:
         for node in self._simulation.nodes:
             if not node.is_running or node.agent is None or not node.is_ready:
                 return f"{node.name} is not ready ({node.ended}, {self._why(node)})"
-        return self._members_differ() or self._catalogs_differ() or self._groups_behind()
+        differs = self._members_differ() or self._catalogs_differ()
+        return differs or self._groups_behind() or self._factor_differs()
+
+    def _factor_differs(self) -> str | None:
+        """Each partition whose replication factor was changed has the voters that it wants last, of the
+        agents that there are, and no learners but those of `all`. A host whose disk failed may be passed
+        over for minutes."""
+        simulation = self._simulation
+        if not simulation.alters:
+            return None
+        _, catalog = next(self._catalogs())
+        entry = catalog.topics["events"]
+        agents, broken = len(simulation.nodes), len(simulation.disk_faults)
+        wanted = entry.settings.wanted_replicas(agents)
+        everywhere = entry.settings.replication_factor == "all"
+        for group, held in self._replicas().items():
+            if group.topic_id != entry.topic_id:
+                continue
+            configuration = next(item.core.configuration for _, item in held if item.serves)
+            voters, replicas = len(configuration.voters), len(configuration.replicas)
+            holders = agents if everywhere else wanted
+            if not min(wanted, agents - broken) <= voters <= wanted or replicas < holders - broken:
+                return f"{group} wants {wanted} voters and {holders} holders of {agents}: {configuration}"
+            if replicas > holders:
+                return f"{group} has learners that it does not need: {configuration}"
+        return None
 
     @staticmethod
     def _why(node: Node) -> str:
@@ -250,6 +276,7 @@ class Verdict:
         await self._same_bytes()
         self._same_tables()
         self._topics_are_right()
+        self._settings_are_right()
         await self._read_everything()
         anomalies = Checker(self._simulation.history).anomalies()
         if anomalies:
@@ -290,6 +317,17 @@ class Verdict:
             back = topics.absent & set(catalog.topics)
             if missing or back:
                 raise InvariantViolation("TopicsAreKept", f"{node.name}: missing {missing}, back {back}")
+
+    def _settings_are_right(self) -> None:
+        """AlterationsAreKept: each setting is what was committed last, and of two changes at once none undid
+        the other."""
+        if not self._simulation.alters:
+            return
+        for node, catalog in self._catalogs():
+            table = {row["name"]: row["value"] for row in settings_table(catalog.topics["events"].settings)}
+            wrong = self._simulation.alterations.unexplained(table)
+            if wrong:
+                raise InvariantViolation("AlterationsAreKept", f"{node.name}: {'; '.join(wrong)}")
 
     async def _read_everything(self) -> None:
         """From the leader through some agent, one partition record by record; from every replica."""
