@@ -24,7 +24,7 @@ For everybody who types or scripts `shoal` commands: each command with the text 
 
 `--agent URL` and `--json` are accepted before any command. Exit codes: 0 success, 1 failure, 2 wrong usage,
 130 interrupted. Data go to standard output, messages to standard error.
-`shoal --install-completion` adds completion of commands, options and topic names to the shell.
+`shoal --install-completion` adds completion of commands, options, topics and members to the shell.
 """
 
 

@@ -98,7 +98,9 @@ def _show_members(found: Sequence[Mapping[str, Any]]) -> None:
         headers.insert(place, "DOMAIN")
         for row, member in zip(rows, found, strict=True):
             row.insert(place, member.get("failure_domain"))
-    show_table(headers, rows, whole=("NAME", "URL"), spare=("FOR", "DOMAIN", "ADDRESS"))
+    show_table(
+        headers, rows, whole=("NAME", "ID", "URL"), spare=("FOR", "DOMAIN", "ADDRESS", "LEADS", "PARTITIONS")
+    )
 
 
 async def _until(

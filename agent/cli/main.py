@@ -25,6 +25,7 @@ from shoal.agent.process.footprint import import_no_frames
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 BROKEN_PIPE = 141  # 128 + SIGPIPE
+COMPLETION_VARIABLE = "_SHOAL_COMPLETE"  # a shell that asks for completions sets it
 
 app = typer.Typer(
     name="shoal",
@@ -115,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     if words[:1] == ["help"] and not {"-h", "--help"} & set(words):
         arguments = [*words[1:], "--help"]
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments, prog_name="shoal", standalone_mode=False)
         sys.stdout.flush()
     except CliError as error:
         fail(error.message, error.advice)
@@ -130,7 +131,9 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except SystemExit:
+    except SystemExit as ended:
+        if COMPLETION_VARIABLE in os.environ:
+            return int(ended.code or 0)  # fish acts on it
         drop_stdout()  # typer ends so where the reader (`| head`) closed the pipe before the command ended
         return BROKEN_PIPE
     except BrokenPipeError:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shoal.agent.cli.terminal.completion import complete_topic
 from shoal.agent.cli.terminal.options import (
     DEFAULT_AGENT,
     AgentOption,
@@ -34,7 +35,7 @@ partitions = group("partition", "Rescue partitions.", EXAMPLE)
 
 @partitions.command("recover", epilog=example(EXAMPLE))
 def recover(
-    topic: Annotated[str, argument("TOPIC", "The topic, or _catalog.")],
+    topic: Annotated[str, argument("TOPIC", "The topic, or _catalog.", complete_topic)],
     partition: Annotated[int, argument("PARTITION", "Its number.", min=0)],
     unsafe: Annotated[bool, flag("Acknowledged records may be lost.", "--unsafe")] = False,
     yes: Annotated[bool, flag("Do not ask for the partition's name.", "--yes-i-accept-data-loss")] = False,

@@ -106,7 +106,12 @@ def list_(agent: AgentOption = DEFAULT_AGENT, output: OutputOption = Output.TABL
     found, routes = with_admin(agent, lambda client: asyncio.gather(client.topics(), client.routes()))
     if output is Output.JSON or not found:
         tell({"topics": found}, output, "there are no topics; `shoal topic create NAME` makes one")
-        return
+    else:
+        show_topics(found, routes["topics"])
+
+
+def show_topics(found: list[dict[str, Any]], routes: dict[str, Any]) -> None:
+    """The table of topics. `routes`: by their names, as far as they are known."""
     show_table(
         ["NAME", "KIND", "PARTITIONS", "REPLICAS", "UNDER-REPLICATED", "RECORDS", "SIZE"],
         [
@@ -116,7 +121,7 @@ def list_(agent: AgentOption = DEFAULT_AGENT, output: OutputOption = Output.TABL
                 entry.get("partitions"),
                 replicas_text(
                     entry.get("replication_factor"),
-                    fewest_replicas(routes["topics"].get(entry["name"], {}).get("partitions", [])),
+                    fewest_replicas(routes.get(entry["name"], {}).get("partitions", [])),
                 ),
                 entry.get("under_replicated"),
                 entry.get("records"),
@@ -124,6 +129,7 @@ def list_(agent: AgentOption = DEFAULT_AGENT, output: OutputOption = Output.TABL
             ]
             for entry in found
         ],
+        spare=("KIND", "SIZE", "PARTITIONS"),
     )
 
 
@@ -148,6 +154,7 @@ def describe(
     show_table(
         ["PARTITION", "LEADER", "TERM", "REPLICAS", "FIRST", "COMMITTED", "END", "UNDER-REPLICATED", "LAG"],
         [_partition_row(entry, names) for entry in document["partitions"]],
+        spare=("TERM", "FIRST", "END"),
     )
 
 

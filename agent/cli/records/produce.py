@@ -91,7 +91,7 @@ class Outcome(NamedTuple):
     epilog=example(
         "echo hello | shoal produce greetings",
         "shoal produce flights flights.ndjson --key-field carrier --rate 20000",
-        "shoal consume flights --output json | shoal produce copy --format json",
+        "shoal consume flights --output json | shoal produce copy",
         "shoal produce people --key ann --tombstone",
     )
 )
@@ -111,8 +111,13 @@ def produce(
         list[str] | None, option("NAME=VALUE", "A header of every record; repeatable.", "--header", "-H")
     ] = None,
     form: Annotated[
-        InputFormat, flag("Lines as they are, or records as `consume --output json` has them.", "--format")
-    ] = InputFormat.TEXT,
+        InputFormat | None,
+        flag(
+            "Lines as they are, or records as `consume --output json` writes them; default: what the first"
+            " line is.",
+            "--format",
+        ),
+    ] = None,
     whole: Annotated[bool, flag("Each file is one value, not lines.", "--whole")] = False,
     tombstone: Annotated[bool, flag("Send one record with this --key and no value.", "--tombstone")] = False,
     null: Annotated[
@@ -177,7 +182,8 @@ async def _run(client: AsyncClient, settings: Settings) -> Outcome:
     )
     pacer = None if settings.rate is None else Pacer(settings.rate, time.monotonic() * 1_000)
     progress = Progress(reader.total_bytes, shown=settings.progress)
-    return await _Run(client, producer, settings, reader, progress, pacer).until(interrupted)
+    run = _Run(client, producer, settings, reader, progress, pacer, settings.shape)
+    return await run.until(interrupted)
 
 
 @dataclass
@@ -190,6 +196,7 @@ class _Run:
     reader: LineReader
     progress: Progress
     pacer: Pacer | None
+    shape: Shape
     read_bytes: int = 0
 
     async def until(self, interrupted: asyncio.Event) -> Outcome:
@@ -276,7 +283,7 @@ class _Run:
         from shoal.agent.cli.records.input_lines import located, without_blanks
         from shoal.errors import ShoalError
 
-        shape = self.settings.shape
+        shape = self._shape_of(chunk)
         lines, numbers = without_blanks(chunk, strip=shape.strips)
         if not lines:
             return
@@ -292,6 +299,15 @@ class _Run:
             await self._send_batch(producer, batch, chunk.read_bytes)
         if bad is not None:
             raise bad
+
+    def _shape_of(self, chunk: Chunk) -> Shape:
+        """The shape of all lines; the first one that is not blank decides where no option has."""
+        first = next((line for line in chunk.lines if line.strip()), None)
+        if self.shape.form is None and first is not None:
+            self.shape = self.shape.seen(first)
+            if self.shape.form is InputFormat.JSON:
+                say("the lines are records of `consume --output json`; --format text stores them as they are")
+        return self.shape
 
     async def _send_batch(self, producer: AsyncProducer, batch: Any, read_bytes: int) -> None:
         if self.pacer is None:

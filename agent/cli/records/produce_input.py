@@ -5,8 +5,9 @@ Law of this file: whole chunks at a time. It decides which options go together, 
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 CARRIED_ON = frozenset({"topic", "partition", "offset"})
 """Fields of `shoal consume --output json` that name the place of a record: they are passed over."""
+CONSUMED = CARRIED_ON | {"timestamp", "key", "key_base64", "value", "value_base64", "headers"}
+"""All of its fields."""
 
 
 class InputFormat(StrEnum):
@@ -27,12 +30,24 @@ class InputFormat(StrEnum):
     JSON = "json"
 
 
+def is_consumed(line: bytes) -> bool:
+    """Whether this is a record as `shoal consume --output json` and the HTTP API write it."""
+    if not line.lstrip().startswith(b"{") or b'"offset"' not in line:
+        return False
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    names = set(document)
+    return names >= {"offset", "timestamp"} and bool(names & {"value", "value_base64"}) and names <= CONSUMED
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """How input becomes records. At most one of the three sources of a key is given. A line that is `null`
-    means no value."""
+    means no value. `form` None: the first line decides."""
 
-    form: InputFormat = InputFormat.TEXT
+    form: InputFormat | None = InputFormat.TEXT
     key_field: str | None = None
     key: str | None = None
     key_separator: str | None = None
@@ -60,6 +75,23 @@ class Shape:
             raise UsageError("--tombstone is one record without a value", "give --key KEY and no file")
         if self.key_separator == "":
             raise UsageError("--key-separator is empty", "give one such as : or a tab")
+
+    def seen(self, first_line: bytes) -> Shape:
+        """The shape with its form decided. Raises UsageError for a record of `consume --output json` beside
+        options for plain lines."""
+        if self.form is not None:
+            return self
+        if not is_consumed(first_line):
+            return replace(self, form=InputFormat.TEXT)
+        try:
+            decided = replace(self, form=InputFormat.JSON)
+            decided.check(())
+        except UsageError:
+            raise UsageError(
+                "the first line is a record of `consume --output json`, with its own key and headers",
+                "leave the options for them out, or add --format text to store the lines as they are",
+            ) from None
+        return decided
 
     @property
     def strips(self) -> bool:

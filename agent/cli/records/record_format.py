@@ -22,7 +22,6 @@ FIELDS: Final[dict[str, Callable[[Record], bytes]]] = {
     "h": lambda record: b",".join(name.encode() + b"=" + (value or b"") for name, value in record.headers),
     "d": lambda record: format_time(record.timestamp_us).encode(),
     "T": lambda record: b"%d" % (record.timestamp_us // 1_000),
-    "%": lambda _: b"%",
 }
 _ESCAPES: Final = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
 _PART: Final = re.compile(r"%(.?)|\\(x[0-9A-Fa-f]{2}|.?)|([^%\\]+)", re.DOTALL)
@@ -35,10 +34,12 @@ class Template:
     """`%k %v\\n` and the like. A null key or value is written as nothing."""
 
     def __init__(self, text: str) -> None:
-        """Raises UsageError."""
+        """Raises UsageError, also for a template that shows nothing of a record."""
         self._parts: list[bytes | Callable[[Record], bytes]] = []
         for field, escape, plain in _PART.findall(text):
             self._parts.append(_part(text, field, escape, plain))
+        if all(isinstance(part, bytes) for part in self._parts):
+            raise UsageError(f"--format {text!r} names no field", f"{HELP} --follow is -F")
 
     def render(self, records: Iterable[Record]) -> bytes:
         """The records, one after the other; only the template stands between them."""
@@ -53,6 +54,8 @@ def _part(text: str, field: str, escape: str, plain: str) -> bytes | Callable[[R
         return plain.encode()
     if field in FIELDS:
         return FIELDS[field]
+    if field == "%":
+        return b"%"
     if escape in _ESCAPES:
         return _ESCAPES[escape]
     if len(escape) == 3:

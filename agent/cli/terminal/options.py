@@ -11,8 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.agent.cli.terminal.completion import complete_topic
-
 DEFAULT_AGENT = "http://127.0.0.1:7070"
 
 
@@ -34,7 +32,7 @@ def flag(text: str, *names: str) -> Any:
 
 
 def argument(
-    metavar: str, text: str, complete: Callable[[str], list[str]] | None = None, **further: Any
+    metavar: str, text: str, complete: Callable[[Any, str], list[str]] | None = None, **further: Any
 ) -> Any:
     """An argument; `complete` gives the shell the values that begin so."""
     return typer.Argument(metavar=metavar, help=text, autocompletion=complete, **further)
@@ -57,6 +55,5 @@ AgentOption = Annotated[
     option("URL[,URL]", "An agent's URL, or several: any may be down.", "--agent", envvar="SHOAL_AGENT"),
 ]
 OutputOption = Annotated[Output, flag("A table for people, or JSON for programs.", "--output", "-o")]
-TopicArgument = Annotated[str, argument("TOPIC", "The topic.", complete_topic)]
 PartitionOption = Annotated[int | None, option("P", "Only this partition.", "--partition", "-p", min=0)]
 YesOption = Annotated[bool, flag("Do not ask.", "--yes", "-y")]

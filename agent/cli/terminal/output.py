@@ -17,6 +17,8 @@ import typer
 
 from shoal.agent.cli.terminal.options import Output
 
+FOLDED_WIDTH_MIN = 8  # a column that is folded to fewer characters cannot be read
+
 
 class CliError(Exception):
     """A failure: what is wrong, and what to do. Ends the command with `exit_code`."""
@@ -77,22 +79,31 @@ def show_table(
     whole: Sequence[str] = (),
     spare: Sequence[str] = (),
 ) -> None:
-    """A table on stdout. Columns of numbers are aligned at the right. A terminal that is too narrow loses the
-    columns `spare`, one after the other. Then cells are folded, except in the columns `whole`: people copy
-    those."""
+    """A table on stdout. Columns of numbers are aligned at the right. On a terminal that is too narrow,
+    headers break behind a hyphen, and then the columns `spare` go, one after the other. At last cells are
+    folded, except in the columns `whole`: people copy those. Where even they do not fit, lines are left to
+    the terminal, which joins them again when they are copied."""
     cells = [[_text(cell) for cell in row] for row in rows]
     right = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(headers))]
-    if sys.stdout.isatty():
-        kept = _fitting(headers, cells, spare, shutil.get_terminal_size().columns)
-        _show_rich(
-            [headers[i] for i in kept],
-            [[row[i] for i in kept] for row in cells],
-            [right[i] for i in kept],
-            whole,
-        )
+    if not sys.stdout.isatty():
+        _show_plain(headers, cells, right)
         return
+    width = shutil.get_terminal_size().columns
+    titles, kept = _fitting(headers, cells, spare, width)
+    left = [[row[i] for i in kept] for row in cells]
+    aligned = [right[i] for i in kept]
+    least = [
+        max(len(row[i]) for row in cells) if headers[i] in whole and cells else FOLDED_WIDTH_MIN for i in kept
+    ]
+    if sum(least) + 2 * len(least) - 2 > width:
+        _show_plain([headers[i] for i in kept], left, aligned)
+    else:
+        _show_rich([titles[i] for i in kept], left, aligned, [headers[i] in whole for i in kept])
+
+
+def _show_plain(headers: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
     widths = [max(len(text) for text in column) for column in zip(headers, *cells, strict=True)]
-    for row in [list(headers), *cells]:
+    for row in [headers, *cells]:
         aligned = [
             text.rjust(width) if is_right else text.ljust(width)
             for text, width, is_right in zip(row, widths, right, strict=True)
@@ -149,29 +160,34 @@ def _text(cell: object) -> str:
 
 def _fitting(
     headers: Sequence[str], cells: Sequence[Sequence[str]], spare: Sequence[str], width: int
-) -> list[int]:
-    """The columns that fit into `width` characters: all, or without some of `spare`."""
-    widths = [max(len(text) for text in column) for column in zip(headers, *cells, strict=True)]
+) -> tuple[list[str], list[int]]:
+    """The headers, and the columns that fit into `width` characters: all, or without some of `spare`."""
     kept = list(range(len(headers)))
+    titles = list(headers)
+
+    def is_too_wide() -> bool:
+        columns = [[*titles[i].split("\n"), *(row[i] for row in cells)] for i in kept]
+        return sum(max(map(len, column)) + 2 for column in columns) - 2 > width
+
+    if is_too_wide():
+        titles = [header.replace("-", "-\n") for header in headers]
     for name in spare:
-        if sum(widths[i] + 2 for i in kept) - 2 <= width:
+        if not is_too_wide():
             break
         kept = [i for i in kept if headers[i] != name]
-    return kept
+    return titles, kept
 
 
 def _show_rich(
-    headers: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool], whole: Sequence[str]
+    headers: Sequence[str], cells: Sequence[Sequence[str]], right: Sequence[bool], whole: Sequence[bool]
 ) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for header, is_right in zip(headers, right, strict=True):
-        table.add_column(
-            header, justify="right" if is_right else "left", overflow="fold", no_wrap=header in whole
-        )
+    for header, is_right, is_whole in zip(headers, right, whole, strict=True):
+        table.add_column(header, justify="right" if is_right else "left", overflow="fold", no_wrap=is_whole)
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
     Console().print(table)

@@ -136,7 +136,12 @@ def test_it_is_told_when_the_replicas_of_a_dead_agent_are_made_anew() -> None:
 
 @pytest.mark.parametrize(
     ("width", "shown", "left_out"),
-    [(200, ["ADDRESS", "DOMAIN", "FOR"], []), (85, ["ADDRESS"], ["FOR", "DOMAIN"]), (60, [], ["ADDRESS"])],
+    [
+        (200, ["ADDRESS", "DOMAIN", "FOR"], []),
+        (85, ["ADDRESS"], ["FOR", "DOMAIN"]),
+        (60, ["STATUS"], ["ADDRESS", "LEADS"]),
+        (30, ["STATUS"], ["ADDRESS", "PARTITIONS"]),
+    ],
 )
 def test_a_members_url_can_be_copied_from_a_narrow_terminal(
     width: int,

@@ -18,7 +18,7 @@ from fake_cluster import FakeCluster
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.cli.records.produce_input import CARRIED_ON
+from shoal.agent.cli.records.produce_input import CARRIED_ON, is_consumed
 from shoal.agent.cli.records.record_format import Template
 from shoal.client.consume.record import Record
 from shoal.client.produce.producer import batch_of
@@ -45,7 +45,7 @@ def brief(cluster: FakeCluster, topic: str = "t") -> list[tuple[Any, Any]]:
 
 
 async def test_records_come_back_as_they_were(cluster: FakeCluster) -> None:
-    """`consume --output json | produce --format json`: keys, tombstones, headers, bytes and times."""
+    """`consume --output json | produce`: keys, tombstones, headers, bytes and times."""
     made = batch_of([b"one", None, b"\xff\x00", b'{"a": 1}'], [b"k", b"gone", None, b"\xfe"])
     pairs = pa.array(
         [[{"key": "trace", "value": b"\xff"}, {"key": "n", "value": None}], None, [], None],
@@ -56,10 +56,46 @@ async def test_records_come_back_as_they_were(cluster: FakeCluster) -> None:
     )
     cluster.topics["t"].partitions[0].append([made], None)
     out = await run("consume", "t", "--output", "json", agent=cluster.urls[0])
-    back = await run("produce", "copy", "--format", "json", agent=cluster.urls[0], stdin=out.stdout.encode())
+    back = await run("produce", "copy", agent=cluster.urls[0], stdin=b"\n" + out.stdout.encode())
     assert back.code == 0, back.stderr
+    assert "records of `consume --output json`; --format text" in back.stderr
     plain = [row | {"headers": row["headers"] or None} for row in rows(cluster)]
     assert [row | {"headers": row["headers"] or None} for row in rows(cluster, "copy")] == plain
+
+
+async def test_a_record_as_json_is_stored_as_a_line_on_request(cluster: FakeCluster) -> None:
+    """--format text; beside options for plain lines it is refused, and nothing is stored."""
+    line = b'{"partition":0,"offset":3,"timestamp":"2026-01-01T00:00:00Z","key":null,"value":"x"}'
+    agent = cluster.urls[0]
+    for options in (("-k", "ann"), ("--key-field", "value"), ("-H", "a=b"), ("--null", "x")):
+        ran = await run("produce", "t", *options, agent=agent, stdin=line + b"\n")
+        assert ran.code == 2
+        assert (
+            "a record of `consume --output json`, with its own key and headers; leave the options"
+            in ran.stderr
+        )
+    assert brief(cluster) == []
+    assert (await run("produce", "t", "--format", "text", agent=agent, stdin=line + b"\n")).code == 0
+    assert brief(cluster) == [(None, line)]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b' {"offset":1,"timestamp":"t","key":null,"value":null,"headers":[]}', True),
+        (b'{"topic":"a","partition":0,"offset":1,"timestamp":"t","key_base64":"","value_base64":""}', True),
+        (b'{"offset":1,"timestamp":"t","value":1,"city":"Ulm"}', False),
+        (b'{"offset":1,"value":1}', False),
+        (b'{"offset":1,"timestamp":"t"}', False),
+        (b'["offset"]', False),
+        (b'{"offset"', False),
+        (b'"offset"', False),
+        (b"", False),
+    ],
+)
+def test_a_record_of_consume_is_known_by_its_fields(line: bytes, expected: bool) -> None:
+    """All that it must have, and none that it cannot have."""
+    assert is_consumed(line) is expected
 
 
 TEXTS = st.one_of(st.none(), st.binary(max_size=12))
@@ -151,10 +187,10 @@ async def test_records_are_written_by_a_template(cluster: FakeCluster) -> None:
     """Fields, escapes, and short options for how many and from where."""
     cluster.topics["t"].partitions[0].append([batch_of([b"one", None, b"three"], [b"k", b"l", None])], None)
     ran = await run(
-        "consume", "t", "-F", "%t/%p/%o\\t%k=%v%%\\n", "-n", "2", "-p", "0", agent=cluster.urls[0]
+        "consume", "t", "-f", "%t/%p/%o\\t%k=%v%%\\n", "-n", "2", "-p", "0", agent=cluster.urls[0]
     )
     assert ran.stdout == "t/0/0\tk=one%\nt/0/1\tl=%\n"
-    from_one = await run("consume", "t", "--from", "1", "-F", "%o,", agent=cluster.urls[0])
+    from_one = await run("consume", "t", "--from", "1", "-f", "%o,", agent=cluster.urls[0])
     assert from_one.stdout == "1,2,"
     cluster.create("wide", 2)
     wide = await run("consume", "wide", "--from", "1", agent=cluster.urls[0])
@@ -180,6 +216,62 @@ async def test_following_waits_for_a_topic_to_come(cluster: FakeCluster) -> None
     assert await asyncio.wait_for(process.stdout.readline(), 30) == b"x\n"
     process.terminate()
     await finish(process)
+
+
+async def test_several_topics_are_read_one_after_the_other(cluster: FakeCluster) -> None:
+    """As text, JSON, Arrow and by a template; a limit counts the records of all."""
+    cluster.create("u", 2)
+    cluster.topics["t"].partitions[0].append([batch_of([b"a", b"b"])], None)
+    cluster.topics["u"].partitions[1].append([batch_of([b"c", b"d"])], None)
+    agent = cluster.urls[0]
+    assert (await run("consume", "u", "t", "u", "-n", "3", agent=agent)).stdout == "c\nd\na\n"
+    written = await run("consume", "t", "u", "-f", "%t/%p/%o=%v ", agent=agent)
+    assert written.stdout == "t/0/0=a t/0/1=b u/1/0=c u/1/1=d "
+    lines = [
+        json.loads(line) for line in (await run("--json", "consume", "t", "u", agent=agent)).stdout.split()
+    ]
+    assert [(line["topic"], line["partition"], line["value"]) for line in lines] == [
+        ("t", 0, "a"), ("t", 0, "b"), ("u", 1, "c"), ("u", 1, "d")
+    ]  # fmt: skip
+    lag = await run("consume", "t", "u", "--lag", "-n", "1", agent=agent)
+    assert lag.stderr.splitlines() == [
+        "t/0: next offset 1 of 2, lag 1",
+        "u/0: next offset 0 of 0, lag 0",
+        "u/1: next offset 0 of 2, lag 2",
+    ]
+    process = await start("consume", "t", "u", "-o", "arrow", agent=agent)
+    with pa.ipc.open_stream((await finish(process))[0]) as stream:
+        rows = stream.read_all().to_pylist()
+    assert [(row["topic"], row["partition"], row["offset"]) for row in rows] == [
+        ("t", 0, 0), ("t", 0, 1), ("u", 1, 0), ("u", 1, 1)
+    ]  # fmt: skip
+
+
+async def test_of_several_topics_all_have_to_exist(cluster: FakeCluster) -> None:
+    """Nothing is written before; an offset belongs to none of them in particular."""
+    cluster.create("u")
+    cluster.topics["t"].partitions[0].append([batch_of([b"a"])], None)
+    assert_one_line(await run("consume", "t", "nope", agent=cluster.urls[0]), "unknown-topic", "nope")
+    ran = await run("consume", "t", "u", "--from", "0", agent=cluster.urls[0])
+    assert_one_line(ran, "one partition of one topic", "name one topic")
+
+
+async def test_several_topics_are_followed_together(cluster: FakeCluster) -> None:
+    """Records are written as they come, also those of a topic that is created later."""
+    process = await start("consume", "t", "later", "-F", "-f", "%t=%v\\n", agent=cluster.urls[0])
+    assert process.stdout is not None
+    assert process.stderr is not None
+    said = await asyncio.wait_for(process.stderr.readline(), 60)
+    assert said.startswith(b"waiting for topic later;")
+    for topic, value in (("t", b"1"), ("later", b"2"), ("t", b"3"), ("later", b"4")):
+        if topic not in cluster.topics:
+            cluster.create(topic)
+        cluster.topics[topic].partitions[0].append([batch_of([value])], None)
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
+        assert line == topic.encode() + b"=" + value + b"\n"
+    process.terminate()
+    out, err = await finish(process)
+    assert (process.returncode, out, err) == (0, b"", b"")
 
 
 async def test_options_may_stand_before_the_command(cluster: FakeCluster) -> None:

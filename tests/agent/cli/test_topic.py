@@ -5,16 +5,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
+import typer
 from command_line import assert_one_line, run
 from fake_cluster import FakeCluster
 
+from shoal.agent.cli.main import app
 from shoal.agent.cli.terminal.amounts import duration_text, moment_ms, size_bytes, start_of
 from shoal.agent.cli.terminal.completion import complete_member, complete_topic
 from shoal.agent.cli.terminal.output import CliError
+from shoal.agent.cli.topic import show_topics
 from shoal.agent.cli.topic_settings import change_text, replicas_text, setting_rows, shown_settings, summary
 from shoal.client.produce.producer import batch_of
 
@@ -248,16 +253,73 @@ async def test_trimming(cluster: FakeCluster) -> None:
     assert_one_line(gone, "t has no partition 7")
 
 
+def line_of(*words: str) -> Any:
+    """The context that the shell's completion has of a line."""
+    command = typer.main.get_command(app)
+    context = None
+    left = list(words)
+    while hasattr(command, "resolve_command"):
+        context = command.make_context("shoal", left, parent=context, resilient_parsing=True)
+        _, command, left = command.resolve_command(
+            context, [*getattr(context, "_protected_args", ()), *context.args]
+        )
+    return command.make_context("shoal", left, parent=context, resilient_parsing=True)
+
+
 async def test_the_names_of_topics_are_completed(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that begin so; without an agent none, and no error."""
     for name in ("flights", "flags", "orders"):
         cluster.create(name)
-    monkeypatch.setenv("SHOAL_AGENT", cluster.urls[0])
-    assert await asyncio.to_thread(complete_topic, "fl") == ["flags", "flights"]
-    assert await asyncio.to_thread(complete_member, "agent-") == ["agent-0"]
-    monkeypatch.setenv("SHOAL_AGENT", "http://127.0.0.1:1")
-    assert complete_topic("fl") == []
+    here, nowhere = cluster.urls[0], "http://127.0.0.1:1"
+    monkeypatch.setenv("SHOAL_AGENT", here)
+    assert await asyncio.to_thread(complete_topic, line_of("consume"), "fl") == ["flags", "flights"]
+    assert await asyncio.to_thread(complete_member, line_of("drain"), "agent-") == ["agent-0"]
     monkeypatch.setenv("SHOAL_AGENT", "ftp://nowhere")
-    assert complete_topic("fl") == []
+    assert complete_topic(line_of("consume"), "fl") == []
+    monkeypatch.setenv("SHOAL_AGENT", nowhere)
+    assert complete_topic(line_of("consume"), "fl") == []
+    for words in (("--agent", here, "consume"), ("topic", "describe", "--agent", here)):
+        found = await asyncio.to_thread(complete_topic, line_of(*words), "o")
+        assert found == ["orders"]
+    both = line_of("--agent", nowhere, "topic", "describe", "--agent", here)
+    assert await asyncio.to_thread(complete_topic, both, "o") == ["orders"]
+
+
+async def test_the_shell_asks_for_names(cluster: FakeCluster) -> None:
+    """As bash does it, for every command that takes the name of a topic or member; fish acts on the code."""
+    cluster.create("flights")
+    for line, expected in {
+        "shoal produce fl": "flights",
+        "shoal consume flights fl": "flights",
+        "shoal topic describe fl": "flights",
+        "shoal topic trim fl": "flights",
+        "shoal partition recover fl": "flights",
+        "shoal force-leave ag": "agent-0",
+        "shoal drain ag": "agent-0",
+    }.items():
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+        ran = await run(_SHOAL_COMPLETE="complete_bash", agent=cluster.urls[0], **words)
+        assert (ran.code, ran.stdout.split(), ran.stderr) == (0, [expected], ""), line
+    fish = {"_TYPER_COMPLETE_ARGS": "shoal topic describe fl", "_TYPER_COMPLETE_FISH_ACTION": "is-args"}
+    for agent, code in ((cluster.urls[0], 0), ("http://127.0.0.1:1", 1)):
+        asked = await run(_SHOAL_COMPLETE="complete_fish", agent=agent, **fish)
+        assert asked.code == code
+
+
+@pytest.mark.parametrize("name", ["flights.raw.europe", "a" * 60])
+def test_tables_fit_80_columns(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What can be spared goes first; only a very long name is folded."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    sizes = {"records": 123_456_789, "bytes": 1_023 << 30, "under_replicated": 2}
+    show_topics([{"name": name, "kind": "log", "partitions": 1_024, "replication_factor": 3} | sizes], {})
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert "".join(line.partition(" ")[0] for line in lines[2:]) == name
+    assert (len(lines) == 3) is (len(name) < 20)
+    assert "KIND" not in "".join(lines)
+    assert "123,456,789" in lines[2]
