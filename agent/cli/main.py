@@ -21,6 +21,7 @@ from shoal.agent.cli.examine import doctor, log
 from shoal.agent.cli.records import consume, produce
 from shoal.agent.cli.terminal.options import argument, example, flag, option
 from shoal.agent.cli.terminal.output import CliError, drop_stdout, fail, reopen_closed, say
+from shoal.agent.cli.top import command as top
 from shoal.agent.process.footprint import import_no_frames
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -37,7 +38,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 own = typer.Typer()
-single = (agent_commands.app, doctor.app, cluster.app, drain.app, keys.app, produce.app, consume.app, own)
+single = (
+    agent_commands.app,
+    doctor.app,
+    cluster.app,
+    drain.app,
+    keys.app,
+    produce.app,
+    consume.app,
+    top.app,
+    own,
+)
 groups = (
     config.configs,
     keys.keys,

@@ -148,8 +148,10 @@ class AdminClient(LiveObject):
         return None
 
     async def members(self) -> dict[str, Any]:
-        """GET /v1/members."""
-        return await self._get("/v1/members")
+        """GET /v1/members. The agents among them are asked too, from now on, where others do not answer."""
+        document = await self._get("/v1/members")
+        self._cluster.learn_members(document)
+        return document
 
     async def routes(self, topic: str | None = None) -> dict[str, Any]:
         """GET /v1/routes."""

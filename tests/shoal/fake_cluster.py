@@ -200,6 +200,20 @@ class FakeCluster:
     def routes(self, topics: Sequence[FakeTopic]) -> dict[str, Any]:
         return {"version": str(self.version), "topics": {topic.name: self._route(topic) for topic in topics}}
 
+    def held_by(self, number: int) -> list[dict[str, Any]]:
+        """The replicas of an agent, as it reported them last: each has one of every partition."""
+        return [
+            {
+                "topic": topic.name,
+                "partition": partition,
+                "role": "leader" if log.leader == number else "follower",
+                "term": log.term,
+                "log_end_offset": max(0, log.end - (0 if log.leader == number else self.lags[number])),
+            }
+            for topic in self.topics.values()
+            for partition, log in enumerate(topic.partitions)
+        ]
+
     def _route(self, topic: FakeTopic) -> dict[str, Any]:
         replicas = [{"id": agent.id, "url": agent.url, "role": "follower"} for agent in self.agents]
         return {
@@ -354,7 +368,7 @@ class FakeAgent:
                 "incarnation": 1,
                 "since": "2026-01-02T03:04:05.000006Z",
                 "tags": {},
-                "partitions": [],
+                "partitions": self.cluster.held_by(agent.number),
             }
             for agent in self.cluster.agents
         ]

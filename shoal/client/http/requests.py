@@ -303,7 +303,10 @@ class Cluster:
 
     async def learn_agents(self) -> None:
         """Learn further agents from the member list, so that any bootstrap agent may die afterwards."""
-        document = (await self.anywhere(Call("GET", "/v1/members"), retry=True)).document()
+        self.learn_members((await self.anywhere(Call("GET", "/v1/members"), retry=True)).document())
+
+    def learn_members(self, document: Mapping[str, Any]) -> None:
+        """The same, from a document of GET /v1/members."""
         members = document.get("members")
         if isinstance(members, list):
             alive = [m for m in members if isinstance(m, dict) and m.get("status") == "alive"]
