@@ -54,13 +54,14 @@ COMMON = frozenset(
 # What each room may import beside that. Rooms stand in the order of their floors: none imports one above it.
 ROOMS = {
     "agent/__main__": "agent/cli",
-    "agent/cli": """agent agent/cli/top agent/cli/examine agent/cli/records
-        agent/cli/terminal agent/config agent/process agent/settings membership/wire segment_store/disk
-        segment_store/errors shoal/__init__ shoal/client shoal/client/http shoal/spark""",
+    "agent/cli": """agent agent/cli/bench agent/cli/examine agent/cli/records agent/cli/terminal agent/cli/top
+        agent/config agent/process agent/settings membership/wire segment_store/disk segment_store/errors
+        shoal/__init__ shoal/client shoal/client/http shoal/spark""",
     "agent/cli/examine": """agent/cli/records agent/cli/terminal agent/durable agent/partition agent/topics
         segment_store/check segment_store/disk segment_store/errors segment_store/format shoal/spark""",
     "agent/cli/records": """agent/cli/terminal segment_store/check shoal/client shoal/client/consume
         shoal/client/produce""",
+    "agent/cli/bench": "agent/cli/terminal shoal/client shoal/client/http shoal/client/produce",
     "agent/cli/top": "agent/cli/terminal shoal/client shoal/client/http",
     "agent/cli/terminal": "shoal/client shoal/client/http",
     "agent": """agent/bootstrap agent/config agent/durable agent/events agent/host agent/http

@@ -74,6 +74,8 @@ PURE = (
     "segment_store/format/bit_flip.py",
     "segment_store/format/torn_write.py",
     "agent/bootstrap/rules.py",
+    "agent/cli/bench/figures.py",
+    "agent/cli/bench/plan.py",
     "agent/cli/top/json_document.py",
     "agent/cli/top/tables.py",
     "agent/cli/top/rows.py",

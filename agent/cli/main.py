@@ -17,6 +17,7 @@ from typer import TyperException
 from shoal import __version__
 from shoal.agent.cli import agent as agent_commands
 from shoal.agent.cli import cluster, config, drain, keys, level, partition, spark, topic
+from shoal.agent.cli.bench import command as bench
 from shoal.agent.cli.examine import doctor, log
 from shoal.agent.cli.records import consume, produce
 from shoal.agent.cli.terminal.options import argument, example, flag, option
@@ -47,6 +48,7 @@ single = (
     produce.app,
     consume.app,
     top.app,
+    bench.app,
     own,
 )
 groups = (

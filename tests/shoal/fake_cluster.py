@@ -440,6 +440,9 @@ class FakeAgent:
             "id": topic.id,
             "kind": "log",
             "replication_factor": factor,
+            "effective_replication_factor": len(self.cluster.agents)
+            if factor == "all"
+            else min(factor, len(self.cluster.agents)),
             "partitions": partitions,
             "settings_version": f"v{topic.changes}",
             **self._note(factor),
