@@ -24,7 +24,7 @@ def problem_response(error: ShoalError, *, close: bool = False) -> web.Response:
         content_type=PROBLEM_MEDIA_TYPE,
         headers={"Server": SERVER},
     )
-    if error.status in (429, 503):
+    if error.status in (429, 503) and error.code != "stopping":  # another agent serves at once
         response.headers["Retry-After"] = RETRY_AFTER_SECONDS
     if error.status == 405:
         response.headers["Allow"] = str(error.extra.get("allow", ""))

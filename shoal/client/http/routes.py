@@ -22,6 +22,10 @@ CONNECTION_LOST = "connection-lost"  # the connection broke, or no answer came i
 NO_ANSWER = (UNREACHABLE, CONNECTION_LOST)  # an agent that could not be heard
 UNEXPECTED_ANSWER = "unexpected-answer"  # an answer that no agent gives: a proxy, another server
 
+# The code of an agent that is leaving. Those before feature levels tell clients to wait for a second then, in
+# which another agent would have answered.
+STOPPING = "stopping"
+
 # A hint of the leader in a 421 is followed at once this many times; two agents that name each other would
 # otherwise be asked in turn without a pause.
 IMMEDIATE_HINTS_MAX = 3
@@ -246,7 +250,7 @@ def failure_from_problem(
         definite=problem.get("definite") is not False,
         leader_url=leader_url.rstrip("/") if isinstance(leader_url, str) and leader_url else None,
         term=term if isinstance(term := problem.get("term"), int) else 0,
-        retry_after_ms=min(seconds, 5) * 1_000,
+        retry_after_ms=0 if problem["code"] == STOPPING else min(seconds, 5) * 1_000,
         problem=problem,
     )
 

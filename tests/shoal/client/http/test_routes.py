@@ -133,6 +133,13 @@ def test_retry_after_is_honoured() -> None:
     assert verdict(failure).delay_ms == 2_000
 
 
+def test_an_agent_that_stops_is_not_waited_for() -> None:
+    """Another one leads by now, or is about to. Agents of former versions send a Retry-After all the same."""
+    failure = failure_from_problem(503, ShoalError("stopping", "x").to_problem(), "1")
+    assert verdict(failure).retry
+    assert verdict(failure).delay_ms <= POLICY.base_ms
+
+
 @pytest.mark.parametrize(("status", "retriable"), [(502, True), (503, True), (404, False), (500, False)])
 def test_an_answer_without_a_problem_document_is_in_doubt(status: int, retriable: bool) -> None:
     """A proxy in between may have passed the request on."""
