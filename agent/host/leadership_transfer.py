@@ -14,6 +14,9 @@ POLL_S = 0.01
 NOBODY_MS = 500
 """How long nobody may be there to take a leadership before it is offered no more: who stood still, or makes
 its links again, hears of the others meanwhile, and the last agent to stop waits no longer than that."""
+ANSWERED_MS = 500
+"""How long requests under way are waited for. A former leader hears within some heartbeats what its successor
+commits. Once it has left it never does: its clients would wait until their connections are closed."""
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +25,7 @@ async def hand_over_all(led: Sequence[Replica], timeout_ms: int) -> int:
     """Hand over every leadership that another voter can take; how many moved within the time.
 
     A leadership that the chosen voter did not take in time is offered again. One that no voter can take is
-    not waited for long.
+    not waited for long. Clients whose requests are under way are answered first, if that is soon.
     """
     leading = [replica for replica in led if len(replica.core.configuration.voters) > 1]
     if not leading:
@@ -41,6 +44,11 @@ async def hand_over_all(led: Sequence[Replica], timeout_ms: int) -> int:
                 del offered_ms[replica]
         if offered_ms:
             await asyncio.sleep(POLL_S)
+    answered_by_ms = min(deadline_ms, clock.now_ms() + ANSWERED_MS)
+    while any(replica.waiting and not replica.is_leader for replica in leading):
+        if clock.now_ms() >= answered_by_ms:
+            break
+        await asyncio.sleep(POLL_S)
     return sum(not replica.is_leader for replica in leading)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from virtual_loop import run_virtually
 
-from shoal.agent.host.leadership_transfer import NOBODY_MS, hand_over_all
+from shoal.agent.host.leadership_transfer import ANSWERED_MS, NOBODY_MS, hand_over_all
 from shoal.replication.errors import InvalidChange
 
 
@@ -30,6 +30,7 @@ class Leader:
         self.configuration = SimpleNamespace(voters=(1, 2, 3))
         self.group = "t/0"
         self.is_leader, self.is_transferring = True, False
+        self.waiting: list[str] = []
 
     def transfer_leadership(self, _to: None, now_ms: int) -> None:
         if self.taken_after_ms is None or now_ms < self.taken_after_ms:
@@ -62,6 +63,22 @@ def test_a_leadership_is_offered_until_somebody_is_there(
 
     count, at_ms = run_virtually(hand_over())
     assert count == moved
+    assert took_ms <= at_ms <= took_ms + 50
+
+
+@pytest.mark.parametrize(("answered_ms", "took_ms"), [(200, 200), (60_000, ANSWERED_MS + 10)])
+def test_requests_under_way_are_answered_before_the_agent_leaves(answered_ms: int, took_ms: int) -> None:
+    """Its successor commits them, and says so while the agent is still heard; what takes long is left."""
+
+    async def hand_over() -> tuple[int, float]:
+        leader: Any = Leader(0)
+        leader.waiting = ["an append"]
+        asyncio.get_running_loop().call_later(answered_ms / 1_000, leader.waiting.clear)
+        count = await hand_over_all([leader], 30_000)
+        return count, asyncio.get_running_loop().time() * 1000
+
+    count, at_ms = run_virtually(hand_over())
+    assert count == 1
     assert took_ms <= at_ms <= took_ms + 50
 
 
