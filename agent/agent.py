@@ -212,7 +212,11 @@ class Agent:
                 tasks.create_task(pool.name_watch.run(), name="own name"),
                 tasks.create_task(watch_loop_lag(node.measures.loop_lag.observe), name="loop lag"),
             ]
-            record = await find_cluster(node, pool, lambda reason: self._say_waiting(node, reason))
+            try:
+                record = await find_cluster(node, pool, lambda reason: self._say_waiting(node, reason))
+            except StartError:  # the cluster would miss it as a failed member
+                await self._until(stop.at_once, pool.membership.leave())
+                raise
             cluster = self.cluster = await make_cluster(node, parts, record)
             self._goodbyes.append(lambda: self._hand_over(cluster))
             await cluster.start(parts)
