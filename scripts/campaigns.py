@@ -29,11 +29,13 @@ from campaign_openapi import openapi
 from campaign_rounds import ROUNDS, search_store
 from campaign_serf import serf
 from campaign_spark import spark
+from campaign_upgrade import UpgradeProblem, upgrade
 
 RECORD = environment.ROOT / "lab" / "campaigns.csv"
 COLUMNS = ("date", "commit", "campaign", "records", "seeds", "hours", "faults", "findings")
 """Records: acknowledged ones. Faults: power failures and kills (store), SIGKILLs alone (kills), hostile
-inputs (decoders), histories of operations (states), requests (openapi). A finding names its seed."""
+inputs (decoders), histories of operations (states), requests (openapi), agents that got another version
+(upgrade). A finding names its seed."""
 
 FINDING_CHARACTERS_MAX = 160
 NEMESIS_CHUNK_SECONDS = 120.0  # of one start of agents: each chunk has a seed of its own
@@ -43,13 +45,14 @@ NEMESIS_BATCH = 300
 @dataclasses.dataclass
 class Outcome:
     """What a campaign did: faults of all kinds, records acknowledged to clients, findings are seeds that
-    failed."""
+    failed. notes: numbers for the record."""
 
     first_seed: int
     next_seed: int
     faults: int = 0
     records: int = 0
     findings: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
 
 
 def simulation(outcome: Outcome, deadline: float, bar: terminal.Bar, started: float, jobs: int) -> None:
@@ -129,13 +132,13 @@ def membership(outcome: Outcome, deadline: float, bar: terminal.Bar, started: fl
         outcome.next_seed += campaign.CHAOS_PER_SHARE
 
 
-CAMPAIGNS = ("membership", "openapi", "serf", "spark", *sorted(ROUNDS), "simulation", "nemesis")
+CAMPAIGNS = ("membership", "openapi", "serf", "spark", "upgrade", *sorted(ROUNDS), "simulation", "nemesis")
 
 
 def record(what: str, outcome: Outcome, hours: float, path: pathlib.Path = RECORD) -> None:
     """Append one row of COLUMNS."""
     seeds = f"{outcome.first_seed}-{outcome.next_seed - 1}"
-    findings = "; ".join(outcome.findings).replace("\n", " ") or "none"
+    findings = "; ".join([*(outcome.findings or ["none"]), *outcome.notes]).replace("\n", " ")
     row = (what, outcome.records, seeds, f"{hours:.2f}", outcome.faults, findings)
     dated_rows.append(path, COLUMNS, [row])
 
@@ -155,12 +158,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         metavar="N",
         help="of the simulation: seeds at once (default: one for each core)",
     )
+    parser.add_argument("--from", dest="former", metavar="COMMIT", help="of the upgrade: the former version")
+    parser.add_argument("--without-spark", action="store_true", help="of the upgrade: no Spark stream")
     parser.add_argument("--no-record", action="store_true", help="leave lab/campaigns.csv alone")
     options = parser.parse_args(arguments)
     if options.minutes is not None:
         options.hours = options.minutes / 60
     if options.hours <= 0 or options.seed < 0 or options.jobs < 1:
         parser.error("the time is above 0, --seed at least 0 and --jobs at least 1")
+    if (options.what == "upgrade") != (options.former is not None):
+        parser.error("upgrade needs --from COMMIT, and nothing else has it")
     return options
 
 
@@ -171,7 +178,8 @@ def main() -> int:
     root = pathlib.Path(environment.ROOT)
     sys.path[:0] = [str(root), str(root / "tests" / "segment_store"), str(root / "tests" / "agent")]
     sys.path[:0] = [str(root / "tests" / name) for name in ("cluster", "spark", "simulation")]
-    what = f"nemesis {options.fault}" if options.what == "nemesis" else options.what
+    details = {"nemesis": options.fault, "upgrade": f"from {options.former}"}
+    what = " ".join([options.what, *([details[options.what]] if options.what in details else [])])
     terminal.step(f"{what}: {options.hours:g} hours from seed {options.seed}")
     started = time.monotonic()
     deadline = started + options.hours * 3600
@@ -183,18 +191,23 @@ def main() -> int:
         works: dict[str, Callable[..., None]] = {"membership": membership, "serf": serf, "spark": spark}
         works["openapi"] = openapi
         works["simulation"] = partial(simulation, jobs=options.jobs)
+        works["upgrade"] = partial(upgrade, former=options.former, with_spark=not options.without_spark)
         works |= {name: partial(search_store, work) for name, work in ROUNDS.items()}
         works[options.what](outcome, deadline, bar, started)
     hours = (time.monotonic() - started) / 3600
     if not options.no_record:
         record(what, outcome, hours)
-    print(f"{outcome.faults} faults in {hours:.2f} h, findings: {'; '.join(outcome.findings) or 'none'}")
+    said = "; ".join([*(outcome.findings or ["none"]), *outcome.notes])
+    print(f"{outcome.faults} faults in {hours:.2f} h, findings: {said}")
     return 1 if outcome.findings else 0
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
+    except UpgradeProblem as problem:
+        terminal.problem(str(problem))
+        sys.exit(2)
     except KeyboardInterrupt:
         terminal.problem("interrupted: nothing was recorded")
         sys.exit(130)

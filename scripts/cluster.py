@@ -17,7 +17,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 NAMES = ("herring", "sardine", "anchovy")
@@ -40,10 +40,14 @@ class AgentProcess:
     start_ticks: int
     log: str
     url: str = ""
+    exit_code: int | None = None
+    """Once it has ended as a child of this process; negative: by that signal."""
 
     def is_alive(self) -> bool:
         with contextlib.suppress(ChildProcessError):  # it may be another run's child
-            os.waitpid(self.pid, os.WNOHANG)
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self.exit_code = os.waitstatus_to_exitcode(status)
         return _start_ticks(self.pid) == self.start_ticks
 
     def signal(self, number: int) -> None:
@@ -64,14 +68,22 @@ class LocalCluster:
     def __init__(self, directory: pathlib.Path) -> None:
         self.directory = directory
         self.agents: list[AgentProcess] = []
-        self._command: list[str] = []
+        self._cluster = ""
+        self._program: list[str] = []
+        self._installed: dict[str, tuple[list[str], dict[str, str]]] = {}
         self._list = directory / "agents.json"
+
+    def install(self, name: str, program: Sequence[str], variables: Mapping[str, str]) -> None:
+        """The agent of that name is started so from now on: by this program instead of `shoal`, with these
+        further variables."""
+        self._installed[name] = (list(program), dict(variables))
 
     def start(self, shoal: str | Sequence[str], cluster: str, names: tuple[str, ...] = NAMES) -> None:
         """Starts one agent per name and waits until each has said its URL. Raises ClusterProblem. `shoal`:
         the command, or a program with arguments of its own that goes on as it."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._command = [*([shoal] if isinstance(shoal, str) else shoal), "agent", "--cluster", cluster]
+        self._program = [shoal] if isinstance(shoal, str) else list(shoal)
+        self._cluster = cluster
         for name in names:
             self.agents.append(self._spawn(name))
             self._remember()
@@ -104,13 +116,23 @@ class LocalCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                env={**os.environ, **self._program_of(name)[1]},
                 start_new_session=True,  # a Ctrl-C meant for the show must not reach them unasked
             )
         process.returncode = 0  # it is waited for by its id, in is_alive: not by this object
         return AgentProcess(name, process.pid, _start_ticks(process.pid) or 0, str(log))
 
     def _arguments(self, name: str) -> list[str]:
-        return [*self._command, "--name", name, "--data", str(self.directory / "data" / name)]
+        program, _ = self._program_of(name)
+        return [*program, "agent", *self.options(name)]
+
+    def options(self, name: str) -> list[str]:
+        """Behind `shoal agent`, for the agent of that name."""
+        data = str(self.directory / "data" / name)
+        return ["--cluster", self._cluster, "--name", name, "--data", data]
+
+    def _program_of(self, name: str) -> tuple[list[str], dict[str, str]]:
+        return self._installed.get(name, (self._program, {}))
 
     def _remember(self) -> None:
         temporary = self._list.with_suffix(".new")

@@ -12,7 +12,7 @@ import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -31,7 +31,9 @@ LAST_SHARE, FIRST_SHARE, ENDS_SHARE = 0.2, 0.26, 0.32
 """Of a reader's requests, each with those before it."""
 FINAL_LIMIT = 1_000
 TRIMMED_MAX = 5
-GONE = 410
+BAD_REQUEST, GONE = 400, 410
+FINAL_REFUSALS_MAX = 20
+"""That are kept of a whole run."""
 MAX_HEAD_BYTES = 64 * 1_024
 MAX_SHOWN_BYTES = 1_000
 ARROW_TYPE = "application/vnd.apache.arrow.stream"
@@ -50,6 +52,13 @@ class Answer:
     def definite(self) -> bool:
         """Whether a refusal says that nothing happened."""
         return isinstance(self.body, dict) and self.body.get("definite") is True
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a refusal says that the same request will never succeed: a user would see an error."""
+        return self.status >= BAD_REQUEST and not (
+            isinstance(self.body, dict) and self.body.get("retriable") is True
+        )
 
 
 class NoAnswer(Exception):
@@ -157,6 +166,13 @@ class Workload:
     stopping: bool = False
     is_calm: bool = False
     """Nothing is wrong, or about to be: clients rest for longer."""
+    final_refusals: list[str] = field(default_factory=list)
+    """Of producers and readers, but for offsets that are trimmed."""
+
+    def refused(self, name: str, answer: Answer) -> None:
+        """A client had this answer to an append or a read, other than 200."""
+        if answer.is_final and answer.status != GONE and len(self.final_refusals) < FINAL_REFUSALS_MAX:
+            self.final_refusals.append(f"{name}: {answer.status} {answer.body}"[:MAX_SHOWN_BYTES])
 
     def pause_s(self, mean_s: float, slowness: float) -> float:
         """How long a client rests before its next request; in calm times by `slowness` longer."""
@@ -295,6 +311,7 @@ class Producer(Steady):
         if answer.status == 200:
             [run] = answer.body["appended"]
             return "ok", run["base_offset"]
+        self._work.refused(self.name, answer)
         return ("fail" if answer.definite else "info"), None
 
 
@@ -365,6 +382,7 @@ class Reader(Steady):
                 ends = Ends(self._name, self._partition, self._told_start, None, invoked_at, now_s())
                 self._work.history.ends.append(ends)
         if answer.status != 200:
+            self._work.refused(self._name, answer)
             return
         self._note(answer.body, offset, invoked_at)
 

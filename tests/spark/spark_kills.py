@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import cluster as local
@@ -95,8 +95,16 @@ class Driver:
     It may only fail by itself where Spark gives Python ten seconds to start and a busy machine needs more.
     """
 
-    def __init__(self, program: pathlib.Path, arguments: list[str], log: pathlib.Path) -> None:
+    def __init__(
+        self,
+        program: pathlib.Path,
+        arguments: list[str],
+        log: pathlib.Path,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """`variables`: beside those of this process."""
         self._command = [sys.executable, str(program), *arguments]
+        self._variables = dict(variables or {})
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self.starts = 0
@@ -106,6 +114,7 @@ class Driver:
         self.kill()
         variables = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
         variables |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        variables |= self._variables
         self.starts += 1
         with open(self._log, "wb") as output:
             self._process = subprocess.Popen(
