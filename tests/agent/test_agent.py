@@ -241,11 +241,14 @@ async def test_a_leadership_change_reaches_everybody(agents: Agents) -> None:
     cluster = await agents.cluster(3)
     await cluster[0].call("PUT", "/v1/topics/t", {"replication_factor": 3})
 
+    found: list[str] = []
+
     async def led() -> bool:
-        return (await leaders(cluster[0], "t"))[0] is not None
+        found[:] = [leader for leader in await leaders(cluster[0], "t") if leader is not None]
+        return bool(found)
 
     await eventually(led)
-    leader_id = (await leaders(cluster[0], "t"))[0]
+    leader_id = found[0]
     leader = next(running for running in cluster if running.agent.agent_id == leader_id)
     observer = next(running for running in cluster if running.agent.agent_id != leader_id)
     assert leader.agent.host is not None

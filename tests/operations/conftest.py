@@ -5,7 +5,12 @@ import shutil
 import pytest
 
 HAS_PROMTOOL = shutil.which("promtool") is not None
-collect_ignore = [] if HAS_PROMTOOL else ["test_promtool.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave them out also where their file was named, as a lane names it."""
+    if not HAS_PROMTOOL:
+        items[:] = [item for item in items if item.path.name != "test_promtool.py"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -81,7 +81,8 @@ class ReadRequest:
         max_bytes = integer(query, "max_bytes", limits.default_read_bytes, low=1, high=limits.read_bytes)
         local = choice(query, "consistency", "leader", ("leader", "local")) == "local"
         self._wanted = WantedRows(partition, 0, max_bytes, rendering.limit, call.wait_ms(), local)
-        self._seen = seen_watermark(call) if local else 0
+        seen = seen_watermark(call)
+        self._seen = seen if local else 0
         self._deadline = Deadline(call.timeout_ms())  # of all attempts together
 
     async def answer_here(self) -> web.StreamResponse:

@@ -37,7 +37,7 @@ ANSWERS = (
     b'{"topic":"orders","records":[{"partition":0,"offset":0', b"", b": still here\n\nid: 0:",
     b'{"cluster":', b'{"cluster":', b'{"version":', b'{"version":', b'{"id":',
     b'{"members":1,"keys":[', b'{"level":', b'{"openapi":"3.1.0"', b"<!doctype html>", b'{"status":"alive"}',
-    b'{"status":"ready","checks":', b"# ",
+    b'{"status":"ready","checks":', b"# ", b"# ",
 )  # fmt: skip
 
 
