@@ -21,10 +21,10 @@ ErrorCode: TypeAlias = Literal[
     "bad-request", "ambiguous-body", "schema-mismatch", "illegal-name", "foreign-origin", "unknown-topic",
     "unknown-partition", "unknown-member", "unknown-route", "method-not-allowed", "not-acceptable",
     "topic-differs", "settings-changed", "not-enough-members", "keys-differ", "unreachable", "not-failed",
-    "recovery-refused", "producer-fenced", "sequence-gap", "sequence-differs", "trimmed", "too-large",
-    "unsupported-media-type", "beyond-end", "not-leader", "overloaded", "too-many-producers", "internal",
-    "no-leader", "not-ready", "stopping", "damaged", "timeout", "leadership-lost", "catalog-full",
-    "disk-full", "level-too-low", "level-refused",
+    "recovery-refused", "level-too-low", "level-refused", "producer-fenced", "sequence-gap",
+    "sequence-differs", "trimmed", "too-large", "unsupported-media-type", "beyond-end", "not-leader",
+    "overloaded", "too-many-producers", "internal", "no-leader", "not-ready", "stopping", "damaged",
+    "timeout", "leadership-lost", "catalog-full", "disk-full",
 ]  # fmt: skip
 """The codes of ERRORS, for type checkers: a code that is not in the table does not pass them."""
 

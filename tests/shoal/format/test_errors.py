@@ -41,6 +41,7 @@ def test_the_table_is_consistent() -> None:
         "timeout",
         "leadership-lost",
         "disk-full",
+        "level-too-low",
     }
     assert {code for code, row in ERRORS.items() if row.retriable} == retriable
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from http_fixtures import Agent, one_agent
@@ -207,8 +208,8 @@ async def test_links_come_back_under_agents_full_of_clients(
     limits = HttpLimits(connections=8)
     places: dict[str, Places] = {}
 
-    def small_runner(broker: Broker, _: HttpLimits) -> HttpRunner:
-        runner = make_runner(broker, limits)
+    def small_runner(broker: Broker, _: HttpLimits, *more: Any, **named: Any) -> HttpRunner:
+        runner = make_runner(broker, limits, *more, **named)
         places[broker.url] = runner.context.places
         return runner
 
