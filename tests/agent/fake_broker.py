@@ -372,8 +372,8 @@ class FakeBroker:
         self._raise_injected()
         self._check_catalog_leader()
         topic = self.topic(name)
-        if not body or set(body) - {"retention", "segment"}:
-            raise ShoalError("bad-request", "only retention and segment of a topic can be changed")
+        if not body or set(body) - {"retention", "segment", "replication_factor"}:
+            raise ShoalError("bad-request", "partitions and fsync of a topic cannot be changed")
         self.if_versions.append(if_version)
         changed = {**topic.settings, **body}
         self.cluster.topics[name] = dataclasses.replace(topic, settings=changed)

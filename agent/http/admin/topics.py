@@ -65,7 +65,7 @@ async def change(call: Call) -> web.Response:
     """200 with the topic once its new settings are durable."""
     name = call.arguments[0]
     version = call.query.get("if_version")
-    if version == "":
+    if version is not None and not 1 <= len(version) <= api.VERSION_CHARACTERS_MAX:
         raise invalid("if_version", version, "`settings_version` of the topic is wanted")
     body = await optional_object(call)
     deadline = Deadline(call.timeout_ms())

@@ -9,6 +9,7 @@ import pytest
 from command_line import assert_one_line, run
 from http_fixtures import Agent, one_agent, two_agents
 
+from shoal.agent.http.api.operations import VERSION_CHARACTERS_MAX
 from shoal.errors import ShoalError
 
 
@@ -43,7 +44,8 @@ async def test_change_a_topic(agent: Agent) -> None:
     expected = "/v1/topics/flights?if_version=00ff"
     assert (await agent.request("PATCH", expected, {"retention": {"age": "8d"}})).status == 200
     assert agent.broker.if_versions == [None, "00ff"]
-    (await agent.request("PATCH", "/v1/topics/flights?if_version=", {})).problem("bad-request")
+    for text in ("", "x" * (VERSION_CHARACTERS_MAX + 1)):
+        (await agent.request("PATCH", f"/v1/topics/flights?if_version={text}", {})).problem("bad-request")
     agent.broker.fail_next = [ShoalError("settings-changed", "by somebody else", settings_version="01")]
     changed = await agent.request("PATCH", expected, {"retention": {"age": "9d"}})
     assert (changed.status, changed.problem("settings-changed")["settings_version"]) == (409, "01")
