@@ -1,8 +1,8 @@
 """`shoal` that understands the feature levels of its first argument, as `2-3`; the command's own follow.
 
 Law of this file: it changes the list of levels before any other part of the agent is imported, and nothing
-else. A level above this code's own adds the catalog command `change`: a stand-in for what a later version
-will add, which must not be written before the cluster's level is raised.
+else. A level above this code's own adds the catalog commands that change a topic: a stand-in for what a later
+version will add, which must not be written before the cluster's level is raised.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 from shoal.agent import levels
 
-LATER_ADDITION = (levels.AdditionKind.CATALOG_COMMAND, "change")
+LATER_ADDITIONS = ("change", "alter")
 
 
 def understand(text: str) -> None:
@@ -20,7 +20,9 @@ def understand(text: str) -> None:
     read = sorted(name for name in sys.modules if name.startswith("shoal.agent."))
     assert read == ["shoal.agent.levels"], f"{read} may have read the list of levels before"
     if highest > levels.SUPPORTED.highest:
-        levels._LEVELS[LATER_ADDITION] = levels.Level(levels.SUPPORTED.highest + 1)
+        for name in LATER_ADDITIONS:
+            addition = (levels.AdditionKind.CATALOG_COMMAND, name)
+            levels._LEVELS[addition] = levels.Level(levels.SUPPORTED.highest + 1)
     levels.SUPPORTED = levels.LevelRange(lowest, highest)
 
 
