@@ -65,6 +65,10 @@ DEFAULT_SCHEMA: Final = pa.schema(
 )
 """The columns of a topic that declares no schema. All nullable: Spark refuses any other."""
 
+DELIVER_AT_COLUMN: Final = "deliver_at"
+TIMER_SCHEMA: Final = DEFAULT_SCHEMA.append(pa.field(DELIVER_AT_COLUMN, pa.timestamp("us", tz="UTC")))
+"""The columns of a topic of kind timer. `deliver_at`: null means at once."""
+
 PREFIX: Final = struct.Struct("<4si")
 """Before each message: CONTINUATION, and the size of its metadata."""
 _I64 = struct.Struct("<q")

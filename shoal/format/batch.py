@@ -20,6 +20,7 @@ from crc32c import crc32c
 from shoal.format.arrow_metadata import BatchError as BatchError
 from shoal.format.arrow_stream import CONTINUATION, PREFIX
 from shoal.format.arrow_stream import DEFAULT_SCHEMA as DEFAULT_SCHEMA
+from shoal.format.arrow_stream import DELIVER_AT_COLUMN as DELIVER_AT_COLUMN
 from shoal.format.arrow_stream import END_OF_STREAM as END_OF_STREAM
 from shoal.format.arrow_stream import HEADERS_COLUMN as HEADERS_COLUMN
 from shoal.format.arrow_stream import KEY_COLUMN as KEY_COLUMN
@@ -27,6 +28,7 @@ from shoal.format.arrow_stream import MAX_BODY_BYTES as MAX_BODY_BYTES
 from shoal.format.arrow_stream import MAX_FRAME_BYTES as MAX_FRAME_BYTES
 from shoal.format.arrow_stream import MAX_RECORD_BYTES as MAX_RECORD_BYTES
 from shoal.format.arrow_stream import MAX_UNCOMPRESSED_BYTES as MAX_UNCOMPRESSED_BYTES
+from shoal.format.arrow_stream import TIMER_SCHEMA as TIMER_SCHEMA
 from shoal.format.arrow_stream import TIMESTAMP_COLUMN as TIMESTAMP_COLUMN
 from shoal.format.arrow_stream import VALUE_COLUMN as VALUE_COLUMN
 from shoal.format.arrow_stream import Message as Message
@@ -484,7 +486,7 @@ def to_record_batch(data: bytes | memoryview, schema: pa.Schema) -> pa.RecordBat
     """The batch inside a frame, sharing its memory. Raises BatchError("invalid")."""
     try:
         return pa.ipc.read_record_batch(pa.py_buffer(data), schema)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, EOFError, OSError, ValueError) as error:
         raise BatchError("invalid", str(error)) from error
 
 

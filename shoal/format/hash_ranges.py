@@ -33,6 +33,12 @@ def key_hash(key: bytes) -> int:
     return digest >> 32
 
 
+def key_hash_64(key: bytes) -> int:
+    """xxh3-64 of the key; never 0, which says that there is no key."""
+    digest: int = xxh3_64_intdigest(key)
+    return digest or 1
+
+
 def hash_ranges(partitions: int) -> tuple[HashRange, ...]:
     """The birth ranges of a topic: equal but for rounding, ascending, covering every hash once."""
     assert 1 <= partitions <= HASH_SPACE

@@ -99,3 +99,13 @@ def parse_duration_ms(text: str) -> int:
     if match is None:
         raise ShoalError("bad-request", f"duration {text[:64]!r} is not like 500ms, 30s, 5m or 7d")
     return int(match[1]) * DURATION_UNITS_MS[match[2] or "ms"]
+
+
+def format_duration(duration_ms: int | None) -> str | None:
+    """The shortest of `7d 5m 30s 500ms` that is exact; parse_duration_ms() reads it back."""
+    if duration_ms is None:
+        return None
+    for unit in ("d", "h", "m", "s"):
+        if duration_ms and duration_ms % DURATION_UNITS_MS[unit] == 0:
+            return f"{duration_ms // DURATION_UNITS_MS[unit]}{unit}"
+    return f"{duration_ms}ms"

@@ -34,6 +34,8 @@ def test_the_table_is_consistent() -> None:
         "not-leader",
         "overloaded",
         "too-many-producers",
+        "too-many-consumers",
+        "consumer-in-use",
         "unreachable",
         "no-leader",
         "not-ready",
@@ -41,7 +43,6 @@ def test_the_table_is_consistent() -> None:
         "timeout",
         "leadership-lost",
         "disk-full",
-        "level-too-low",
     }
     assert {code for code, row in ERRORS.items() if row.retriable} == retriable
 
