@@ -1,0 +1,122 @@
+"""One sorted run that is read: its index in memory, its chunks from the file, each verified.
+
+Law of this file: no row is given out before its whole chunk has verified. A run that a merge has replaced is
+removed once nobody reads it. view.py decides about damage.
+"""
+
+from __future__ import annotations
+
+import crc32c
+import pyarrow as pa
+
+from shoal.agent.views.manifest import RunEntry
+from shoal.agent.views.row_order import RowOrder
+from shoal.agent.views.run_format import (
+    TAIL_BYTES,
+    RunFormatError,
+    RunIndex,
+    decode_index,
+    decode_tail,
+)
+from shoal.segment_store.disk.disk import Disk
+from shoal.segment_store.disk.open_files import OpenFiles
+from shoal.segment_store.errors import Damaged
+
+
+class SortedRun:
+    """One file. `index`: its chunks by their first keys; `filter`: of its keys, empty for none."""
+
+    def __init__(self, files: OpenFiles, path: str, entry: RunEntry, order: RowOrder, seed: int) -> None:
+        self._files = files
+        self._order = order
+        self._seed = seed
+        self.path = path
+        self.entry = entry
+        self.index = RunIndex(())
+        self.filter = b""
+
+    def __repr__(self) -> str:
+        return f"SortedRun({self.path}, level {self.entry.level}, {self.entry.rows} rows)"
+
+    @classmethod
+    async def open(
+        cls, files: OpenFiles, directory: str, entry: RunEntry, order: RowOrder, seed: int
+    ) -> SortedRun:
+        """Read and verify all but the chunks. Raises Damaged, OSError."""
+        run = cls(files, f"{directory}/{entry.name.file}", entry, order, seed)
+        await run.load()
+        return run
+
+    async def load(self) -> None:
+        """Read and verify all but the chunks, perhaps once more. Raises Damaged, OSError."""
+        try:
+            await self._load()
+        except RunFormatError as error:
+            raise self.damaged(0, str(error)) from error
+        except FileNotFoundError as error:
+            raise self.damaged(0, "the file is gone") from error
+
+    async def _load(self) -> None:
+        async with self._files.pin(self.path) as file:
+            size = await file.size()
+            tail = decode_tail(await file.read(max(size - TAIL_BYTES, 0), TAIL_BYTES), self._seed)
+            name = self.entry.name
+            if (tail.first_index, tail.last_index) != (name.first_index, name.last_index):
+                raise RunFormatError("the file is of other entries than its name says")
+            if tail.kind is not self._order.kind or tail.file_bytes != size or tail.rows != self.entry.rows:
+                raise RunFormatError("the file is another one than the manifest names")
+            index = await file.read(tail.index_position, tail.index_length)
+            filtered = await file.read(tail.filter_position, tail.filter_length)
+        if crc32c.crc32c(index, self._seed) != tail.index_checksum or len(index) < tail.index_length:
+            raise RunFormatError("the index does not verify")
+        if crc32c.crc32c(filtered, self._seed) != tail.filter_checksum or len(filtered) < tail.filter_length:
+            raise RunFormatError("the filter does not verify")
+        self.index, self.filter = decode_index(index), filtered
+        if self.index.rows != tail.rows:
+            raise RunFormatError("the index has another number of rows than the tail record")
+
+    def damaged(self, position: int, detail: str) -> Damaged:
+        """The error that names this run's entries."""
+        name = self.entry.name
+        return Damaged(self.path, position, detail, name.first_index, name.last_index)
+
+    async def chunk(self, number: int) -> pa.RecordBatch:
+        """Its rows, verified. Raises Damaged, OSError."""
+        return (await self.chunks(number, number + 1))[0]
+
+    async def chunks(self, first: int, stop: int) -> list[pa.RecordBatch]:
+        """Neighbouring chunks in one read. Raises Damaged, OSError."""
+        wanted = [self.index.chunk(number) for number in range(first, stop)]
+        if not wanted:
+            return []
+        begin, end = wanted[0].position, wanted[-1].position + wanted[-1].length
+        try:
+            async with self._files.pin(self.path) as file:
+                data = await file.read(begin, end - begin)
+        except FileNotFoundError as error:
+            raise self.damaged(begin, "the file is gone") from error
+        found, view = [], memoryview(data)
+        for chunk in wanted:
+            own = view[chunk.position - begin :][: chunk.length]
+            if len(own) != chunk.length or crc32c.crc32c(own, self._seed) != chunk.checksum:
+                raise self.damaged(chunk.position, "a chunk does not verify")
+            found.append(pa.ipc.read_record_batch(pa.py_buffer(own), self._order.schema))
+        return found
+
+    async def read_bytes(self, position: int, length: int) -> bytes:
+        """Of the file as it lies, for a peer that verifies them. Raises OSError."""
+        async with self._files.pin(self.path) as file:
+            return await file.read(position, length)
+
+    async def verify(self) -> None:
+        """Read every chunk. Raises the first Damaged, OSError."""
+        await self.load()
+        for number in range(len(self.index)):
+            await self.chunk(number)
+
+    async def remove(self, disk: Disk) -> None:
+        """The file goes; reads under way end with the bytes they asked for. The directory is the caller's to
+        sync. Raises OSError."""
+        await self._files.forget(self.path)
+        if await disk.exists(self.path):
+            await disk.unlink(self.path)
