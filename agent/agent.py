@@ -32,7 +32,7 @@ from shoal.agent.process.loop_lag import watch_loop_lag
 from shoal.agent.process.ports import PortError
 from shoal.agent.process.service_manager import ServiceManager
 from shoal.agent.process.signals import allow_open_files, asked_by_signals, report
-from shoal.agent.process.supervisor import Cores
+from shoal.agent.process.supervisor import Cores, end_with_first_process
 from shoal.agent.reload import Reloads, reloading, with_values
 from shoal.agent.service.broker import Broker
 
@@ -272,24 +272,34 @@ async def run_agent(
     """Run until SIGTERM or SIGINT; returns the exit code. `ready` is called once the agent can serve. The
     first signal hands leadership over and leaves, the second stops at once. SIGHUP reads `source` again, or
     is such a signal where that has no file. A fault is one line."""
+    end_with_first_process(os.environ)
     manager = ServiceManager(os.environ, os.getpid())
     if config.cores > 1:
         cores = Cores(config, source, manager)
-        async with reloading(config, source, lambda _: cores.reload()) as reloads:
+
+        def pass_on(values: Mapping[str, Any]) -> None:
+            _follow_log_level(values)
+            cores.reload()
+
+        async with reloading(config, source, pass_on, manager) as reloads:
             return await cores.run(reloads.on_hangup)
     allow_open_files()
     stop = StopRequest()
     agents: list[Agent] = []
 
     def follow(values: Mapping[str, Any]) -> None:
-        if "log_level" in values:
-            set_level(values["log_level"])
+        _follow_log_level(values)
         for agent in agents:
             agent.follow(values)
 
-    async with reloading(config, source, follow) as reloads:
+    async with reloading(config, source, follow, manager) as reloads:
         with asked_by_signals(stop.ask, reloads.on_hangup), manager:
             return await _run_lives(reloads, stop, ready, manager, agents)
+
+
+def _follow_log_level(values: Mapping[str, Any]) -> None:
+    if "log_level" in values:
+        set_level(values["log_level"])
 
 
 async def _run_lives(

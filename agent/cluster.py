@@ -7,7 +7,7 @@ records, members or leaders.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,11 +16,14 @@ from typing import Any
 from shoal.agent.bootstrap.cluster_finder import ClusterFinder
 from shoal.agent.bootstrap.empty_cluster_guard import EmptyClusterGuard
 from shoal.agent.bootstrap.outgrown_watch import OutgrownWatch
+from shoal.agent.delivery.letter_sender import LetterBox
 from shoal.agent.durable.catalog_version import CatalogVersion
 from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry
 from shoal.agent.durable.ids import GroupId, IdentityError
-from shoal.agent.host.host import Host, HostConfig
+from shoal.agent.host.config import HostConfig
+from shoal.agent.host.host import Host
 from shoal.agent.host.scrubber import Scrubber
+from shoal.agent.levels import Level
 from shoal.agent.node import Node, Pool
 from shoal.agent.partition.opener import Stores
 from shoal.agent.peers.messages import PeerMessage
@@ -32,8 +35,8 @@ from shoal.agent.process.errors import StartError
 from shoal.agent.routing.exchange import RouteExchange
 from shoal.agent.routing.table import Claim, claim_of
 from shoal.agent.service.cluster_view import Joined
+from shoal.agent.service.letters import DeadLetters
 from shoal.agent.topics.births import BirthTelling
-from shoal.agent.topics.catalog import Catalog
 from shoal.agent.topics.catalog_founders import birth_from_log
 from shoal.agent.topics.catalog_service import CatalogService
 from shoal.agent.topics.catalog_upkeep import UPKEEP_INTERVAL_S, CatalogUpkeep, LevelUpkeep
@@ -96,6 +99,7 @@ class Cluster:
     holding: Assignments
     lost_replicas: LostReplicas
     guard: EmptyClusterGuard
+    outgrown: OutgrownWatch
 
     async def start(self, parts: AsyncExitStack) -> None:
         """Listen to peers and members, open the catalog, and let requests in."""
@@ -123,6 +127,14 @@ class Cluster:
         links.handle(PeerMessage.CATALOG_HINT, catalog.exchange.on_hint)
         links.handle_request(PeerMessage.ROUTES_PULL, routes.on_pull)
         links.handle(PeerMessage.ROUTES_HINT, routes.on_hint)
+        links.on_level = self._on_level
+
+    def _on_level(self, level: Level) -> None:
+        """Another agent says it of the cluster, and this one knows of a lower one."""
+        if level > self.node.levels.highest:
+            self.outgrown.suspect()
+        else:
+            self.joined.catalog.note_level(level)
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
         """All that runs for the agent's life, by name."""
@@ -148,11 +160,9 @@ class Cluster:
             joined.catalog,
             node.clock.now_ms,
             holders=joined.routes.table.holders,
-            replace_after_ms=node.config.replace_after_ms,
+            replace_after_ms=lambda: node.config.replace_after_ms,
             is_founder=node.directory.identity.cluster_id is None and node.agent_id in joined.catalog.birth,
         )
-        outgrown = OutgrownWatch(joined.catalog.local.record.cluster_id, node.roster, node.rng, node.levels)
-        node.links.on_outgrown = outgrown.suspect
         return {
             "host": joined.host.run(),
             "catalog": joined.catalog.run(),
@@ -165,7 +175,7 @@ class Cluster:
             "births": births.run(),
             "upkeep": repeat(UPKEEP_INTERVAL_S, upkeep.look),
             "level": repeat(UPKEEP_INTERVAL_S, levels.look),
-            "outgrown": outgrown.run(),
+            "outgrown": self.outgrown.run(),
         }
 
     async def _tell_catalog_version(self) -> None:
@@ -173,17 +183,19 @@ class Cluster:
         while True:
             epoch, offset = published = catalog.local.published
             roster.set_catalog(published, has_topics=bool(catalog.catalog.topics))
-            roster.set_level(catalog.catalog.level)
+            roster.set_level(catalog.local.level)
             await catalog.local.wait_published(CatalogVersion(epoch, offset + 1), CATALOG_TOLD_MS)
 
 
 async def make_cluster(node: Node, parts: AsyncExitStack, record: ClusterRecord) -> Cluster:
     """Nothing of it has started. Raises StartError when the stored state cannot be opened."""
-    node.roster.set_level(Catalog.from_bytes(record.catalog).level)
+    node.roster.set_level(record.level)
     node.links.cluster_id = record.cluster_id
-    host = await _make_host(node, parts, record.cluster_id, lambda group: routes.group_changed(group))
+    box = LetterBox()
+    host = await _make_host(node, parts, record.cluster_id, lambda group: routes.group_changed(group), box)
     routes = _make_routes(node, host)
     catalog = _make_catalog(node, host, record)
+    letters = box.post = _make_letters(node, host, routes, catalog)
     node.names.find_topic = lambda topic_id: catalog.catalog.name_of(topic_id)
     holding = Assignments(host=host, catalog=catalog, roster=node.roster, routes=routes.table)
     host.log_repair.holders = lambda group: routes.table.claims_about(group).keys()
@@ -201,12 +213,21 @@ async def make_cluster(node: Node, parts: AsyncExitStack, record: ClusterRecord)
         timeout_ms=node.config.dissolve_timeout_ms,
     )
     return Cluster(
-        node, Joined(host, catalog, routes, scrubber), holding, LostReplicas(node.clock.now_ms), guard
+        node,
+        Joined(host, catalog, routes, scrubber, letters),
+        holding,
+        LostReplicas(node.clock.now_ms),
+        guard,
+        OutgrownWatch(record.cluster_id, node.roster, node.rng, node.levels),
     )
 
 
 async def _make_host(
-    node: Node, parts: AsyncExitStack, cluster_id: bytes, on_change: Callable[[GroupId], None]
+    node: Node,
+    parts: AsyncExitStack,
+    cluster_id: bytes,
+    on_change: Callable[[GroupId], None],
+    letters: LetterBox,
 ) -> Host:
     directory, config = node.directory, node.config
     try:
@@ -231,7 +252,9 @@ async def _make_host(
         links=node.links,
         clock=node.clock,
         rng=node.rng,
-        config=HostConfig(raft_config, power_held=directory.power_held, measures=node.measures),
+        config=HostConfig(
+            raft_config, power_held=directory.power_held, measures=node.measures, letters=letters
+        ),
         on_change=on_change,
     )
 
@@ -240,18 +263,25 @@ def _make_routes(node: Node, host: Host) -> RouteExchange:
     def claim(group: GroupId) -> Claim | None:
         return claim_of(node.agent_id, host.status(group)) if host.has(group) else None
 
-    def claims() -> Iterator[Claim]:
-        found = (claim_of(node.agent_id, status) for status in host.statuses())
-        return (item for item in found if item is not None)
-
     return RouteExchange(
         peers=node.roster,
         watch=node.watch,
         rng=node.rng,
-        claims=claims,
+        held=host.groups,
         claim=claim,
         touched=lambda: [replica.group for replica in host.turns.take_touched()],
     )
+
+
+def _make_letters(node: Node, host: Host, routes: RouteExchange, catalog: CatalogService) -> DeadLetters:
+    def leader(group: GroupId) -> str | None:
+        claim = routes.table.leadership(group, node.roster.is_live)
+        return None if claim is None else claim.leader
+
+    letters = DeadLetters(host, node.roster, lambda: catalog.catalog, leader)
+    node.links.handle_request(PeerMessage.LETTERS, letters.on_letter)
+    node.links.handle_request(PeerMessage.LETTERS_READ, letters.on_read)
+    return letters
 
 
 def _make_catalog(node: Node, host: Host, record: ClusterRecord) -> CatalogService:

@@ -194,7 +194,8 @@ class AgentConfig:
 
     def _validate_http(self) -> None:
         path = self.http.http_socket
-        if path is not None and (not path or "\0" in path or len(path.encode()) > SOCKET_PATH_BYTES_MAX):
+        size_bytes = len((path or "").encode(errors="surrogateescape"))  # as the system has it
+        if path is not None and ("\0" in path or not 1 <= size_bytes <= SOCKET_PATH_BYTES_MAX):
             raise ConfigError(
                 f"--http-socket {path!r} is not a path of 1 to {SOCKET_PATH_BYTES_MAX} bytes, which is what"
                 " the system allows: give a shorter one, such as /run/shoal/http.sock"
@@ -426,9 +427,13 @@ def _check_address(flag: str, value: str, *, allow_unspecified: bool) -> None:
             f"{flag} {value} is no address a peer could reach: give one of this host's addresses"
         )
     if _ip_address(value) is None:
-        hint = "127.0.0.1" if value == "localhost" else "a number such as 10.0.0.5"
-        is_what = "an IP address" if allow_unspecified else "an IP address or a DNS name"
-        raise ConfigError(f"{flag} {value!r} is not {is_what}: give {hint}")
+        if allow_unspecified:
+            hint = "127.0.0.1" if value == "localhost" else "a number such as 10.0.0.5"
+            raise ConfigError(f"{flag} {value!r} is not an IP address: give {hint}")
+        raise ConfigError(
+            f"{flag} {value!r} is not an IP address or a DNS name: give a number such as 10.0.0.5, or a name"
+            " such as shoal-1.example.com, without port, wildcard and a dot at its end"
+        )
 
 
 SETTINGS = settings_of(AgentConfig)

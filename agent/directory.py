@@ -19,7 +19,6 @@ from shoal.agent.durable.ids import IdentityError
 from shoal.agent.durable.keyring_file import KeyringFile, settle_keyring
 from shoal.agent.levels import LevelRange, refusal
 from shoal.agent.process.errors import StartError
-from shoal.agent.topics.catalog import Catalog
 from shoal.agent.topics.cluster_file import ClusterFileError, ClusterRecord, load_cluster, settle_cluster
 from shoal.membership.serf.snapshot import Snapshot
 from shoal.membership.wire.keyring import Keyring
@@ -69,7 +68,7 @@ async def open_directory(
     if record is not None and (known is None or known.cluster_id != record.cluster_id):
         # A crash between the two writes of joining: the identity decides, and it had not joined.
         record = None
-    if record is not None and (reason := refusal(levels, Catalog.from_bytes(record.catalog).level)):
+    if record is not None and (reason := refusal(levels, record.level)):
         raise StartError(f"cluster {record.cluster}: {reason}")
     config = settle_cluster(config, record)
     identity = settle_identity(config, known)

@@ -18,18 +18,37 @@ import pyarrow as pa
 from shoal.agent.events.feed import EventFeed
 from shoal.agent.fetch import Admit, Fetch, FetchRequest, Lent, Offsets, Pieces
 from shoal.agent.metrics.exposition import Reading
+from shoal.agent.receive import (
+    NOBODY,
+    Act,
+    ActKind,
+    DecideStopped,
+    DeliveredRange,
+    DuePlace,
+    Granted,
+    GroupKey,
+    GroupMode,
+    Promise,
+    Question,
+    Range,
+    StoppedAction,
+    Wanted,
+)
 from shoal.agent.submission import Acks, Answer, Appended, Submission
 from shoal.format.batch import Offset
 from shoal.format.hash_ranges import HashRange
 from shoal.membership.interface import KeyChange
 
 __all__ = [
-    "Acks", "Admit", "Answer", "Appended", "Fetch", "FetchRequest", "Lent", "Offsets", "Pieces", "Submission"
+    "Acks", "Act", "ActKind", "Admit", "Answer", "Appended", "DecideStopped", "DeliveredRange", "DuePlace",
+    "Fetch", "FetchRequest", "Granted", "GroupKey", "GroupMode", "Lent", "NOBODY", "Offsets", "Pieces",
+    "Promise", "Question", "Range", "StoppedAction", "Submission", "Wanted",
 ]  # fmt: skip
 
 MAX_PARTITIONS = 1_024  # per topic: each is a directory, a file and a Raft group on every holder
 MAX_REPLICATION_FACTOR = 7
 MIN_SEGMENT_BYTES = 1 << 20
+MAX_RETENTION_BYTES = (1 << 53) - 1  # 8 PiB: larger numbers in JSON are inexact in many languages
 MAX_SEGMENT_BYTES = 1 << 30
 
 Json = dict[str, Any]
@@ -51,6 +70,19 @@ class Topic:
     id: bytes
     schema: pa.Schema
     ranges: tuple[HashRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A consumer group as the local catalog knows it. `mac`: the secret key of its receipts. `visibility_ms`:
+    how long a message is in one consumer's hands, where a receive says nothing."""
+
+    name: str
+    key: GroupKey
+    mac: bytes
+    mode: GroupMode
+    visibility_ms: int
+    paused: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +122,69 @@ class Records(Protocol):
     async def offset_at_time(self, topic: Topic, partition: int, time_us: int) -> Offset: ...
 
 
+class ConsumerGroups(Protocol):
+    """Consumer groups in the catalog: made, changed and deleted at its leader. Elsewhere
+    ShoalError("not-leader", leader_url=...)."""
+
+    def group(self, topic: Topic, name: str) -> Group: ...
+    async def known_group(self, topic: Topic, name: str, timeout_ms: int) -> Group: ...
+    def groups(self, topic: Topic) -> list[Group]: ...
+    def group_settings(self, topic: Topic, group: Group) -> Json: ...
+    async def create_group(
+        self, topic: str, name: str, body: Json | None, timeout_ms: int
+    ) -> tuple[bool, Json]: ...
+    async def change_group(
+        self, topic: str, name: str, body: Json | None, timeout_ms: int, if_version: str | None
+    ) -> Json: ...
+    async def delete_group(self, topic: str, name: str, timeout_ms: int) -> None: ...
+
+
+class Deliveries(Protocol):
+    """Messages of a group in a partition that this agent leads; elsewhere as Records."""
+
+    async def receive(
+        self,
+        topic: Topic,
+        partition: int,
+        group: Group,
+        wanted: Wanted,
+        acts: Sequence[Act],
+        wait_ms: int,
+        timeout_ms: int,
+    ) -> Granted: ...
+    async def act(
+        self, topic: Topic, partition: int, group: Group, acts: Sequence[Act], timeout_ms: int
+    ) -> tuple[str | None, ...]: ...
+    async def await_messages(
+        self, topic: Topic, partition: int, group: Group, question: Question, wait_ms: int
+    ) -> Promise | None: ...
+    async def remembers(
+        self, topic: Topic, partition: int, group: Group, consumer: bytes, request: bytes, *, confirmed: bool
+    ) -> bool: ...
+
+
+class GroupPartitions(Protocol):
+    """Operators' and consumers' requests about a group in a partition that this agent leads."""
+
+    async def begin_group(self, topic: Topic, partition: int, group: Group, timeout_ms: int) -> None: ...
+    async def seek_group(
+        self, topic: Topic, partition: int, group: Group, place: DuePlace | None, timeout_ms: int
+    ) -> Json: ...
+    async def decide_stopped(
+        self, topic: Topic, partition: int, group: Group, decision: DecideStopped, timeout_ms: int
+    ) -> bool: ...
+    async def redrive_group(
+        self, topic: Topic, partition: int, group: Group, limit: int | None, timeout_ms: int
+    ) -> Json: ...
+    async def group_numbers(self, topic: Topic, partition: int, group: Group) -> Json: ...
+    def present(
+        self, topic: Topic, partition: int, group: Group, consumer: bytes, instance: bytes, name: str
+    ) -> bool: ...
+    def leave_group(
+        self, topic: Topic, partition: int, group: Group, consumer: bytes, instance: bytes
+    ) -> None: ...
+
+
 class Leaders(Protocol):
     """The leaders of partitions and of the catalog."""
 
@@ -103,7 +198,9 @@ class Leaders(Protocol):
 class Topics(Protocol):
     """The catalog. Changes happen at its leader; elsewhere ShoalError("not-leader", leader_url=...)."""
 
-    async def create_topic(self, name: str, body: Json | None, timeout_ms: int) -> tuple[bool, Json]: ...
+    async def create_topic(
+        self, name: str, body: Json | None, timeout_ms: int, key: str | None
+    ) -> tuple[bool, Json]: ...
     async def change_topic(
         self, name: str, body: Json | None, timeout_ms: int, if_version: str | None
     ) -> Json: ...
@@ -153,7 +250,10 @@ class Documents(Protocol):
     async def metrics(self, *, partitions: bool) -> Reading: ...
 
 
-class Broker(Records, Leaders, Topics, Levels, Members, Peers, Documents, Protocol):
+class Broker(
+    Records, ConsumerGroups, Deliveries, GroupPartitions, Leaders, Topics, Levels, Members, Peers, Documents,
+    Protocol,
+):  # fmt: skip
     """The whole agent."""
 
     @property

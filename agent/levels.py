@@ -5,15 +5,15 @@ understands a range of levels, and works only in a cluster whose level lies in i
 that belongs to a level above the cluster's: until that is raised, the former version of Shoal may come back.
 An agent reads everything of the levels that it understands. Each new thing belongs to a new level, here.
 
-Compare CockroachDB's cluster version and Kafka's feature levels (KIP-584).
+Compare CockroachDB's cluster version and Kafka's feature levels (KIP-584); decision 24 has the reasons.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple, NewType
+from typing import Any, NamedTuple, NewType
 
 Level = NewType("Level", int)
 FIRST_LEVEL = Level(1)
@@ -153,6 +153,35 @@ ADDITIONS: tuple[Addition, ...] = (
             "alter": "changes settings and the replication factor of a topic, if they are as expected",
         },
     ),
+    *_additions(
+        3,
+        AdditionKind.CATALOG_COMMAND,
+        {
+            "group-create": "makes a consumer group of a topic",
+            "group-change": "changes settings of a consumer group, if they are as expected",
+            "group-delete": "ends a consumer group",
+        },
+    ),
+    *_additions(
+        3,
+        AdditionKind.TOPIC_SETTING,
+        {
+            "retention.hold_for_groups": "keeps what a consumer group has not done",
+            "retention.acknowledged": "drops what all consumer groups have done",
+        },
+    ),
+    *_additions(3, AdditionKind.ENTRY_KIND, {"GROUP_STATE": "holds operations of consumer groups"}),
+    *_additions(3, AdditionKind.CHECKPOINT, {"3": "has sections, each with type and length"}),
+    *_additions(
+        3,
+        AdditionKind.LINK_MESSAGE,
+        {
+            "VIEW_RUNS": "names the runs of a view",
+            "VIEW_PIECE": "asks for bytes of one",
+            "LETTERS": "appends a dead letter at the leader of its partition",
+            "LETTERS_READ": "asks for the dead letters of a partition",
+        },
+    ),
 )
 
 
@@ -212,12 +241,62 @@ def refusal(understood: LevelRange, level: Level) -> str | None:
     return f"{said}: install an older version of Shoal on its host first, and raise the level"
 
 
-def too_low(subject: str, needed: Level, level: Level) -> str:
-    """Why the cluster cannot do the subject yet, and what to do."""
-    return (
-        f"{subject} needs level {needed}, and the cluster is at {level}: upgrade the members that"
-        " `shoal cluster level` names, or run `shoal cluster raise-level` if it names none, and try again"
-    )
+def too_low(subject: str, needed: Level, level: Level, why: str) -> str:
+    """Why the cluster cannot do the subject. `why`: what keeps its level, and what raises it (outlook)."""
+    return f"{subject} needs level {needed}, and the cluster is at level {level}: {why}"
+
+
+SEE_LEVEL = "`shoal cluster level` says what keeps it there, and what raises it"
+"""For those who do not know the members."""
+RAISE = "`shoal cluster raise-level`"
+NAMED_MAX = 8
+"""Members that a sentence names."""
+
+
+def outlook(document: Mapping[str, Any]) -> str:
+    """The next change of the level, its reason, and what brings it about. `document`: of GET
+    /v1/cluster/level."""
+    level, possible = document["level"], document["possible"]
+    members = [member for member in document["members"] if member["status"] != "left"]
+    if possible is not None and possible > level:
+        return _possible(document["members"], possible)
+    highest = max((member["highest"] for member in members), default=level)
+    lacking = [member for member in members if member["highest"] <= level]
+    if highest <= level or not lacking:
+        return "the highest that its members understand"
+    said = f"{_named(lacking)} must be upgraded before it can rise to {highest}"
+    away = [_name(member) for member in lacking if member["status"] not in _PRESENT]
+    if not away:
+        return said
+    return f"{said}; `shoal cluster raise-level --without {away[0]}` leaves out a host that is gone for good"
+
+
+_PRESENT = ("alive", "suspect", "leaving")
+
+
+def _possible(members: Sequence[Mapping[str, Any]], possible: int) -> str:
+    """Every member that has not left understands a higher level."""
+    holders = [member for member in members if member["holds"]]
+    if holders:
+        return f"held by {_named(holders)} (--hold-level); {RAISE} raises it to {possible}"
+    missed = [
+        member
+        for member in members
+        if member["status"] == "left" and not member["lowest"] <= possible <= member["highest"]
+    ]
+    if missed:  # stopped in order, and did not understand the level then
+        waited = f"{_named(missed)} may come back with the former version (--replace-after)"
+        return f"{waited}; {RAISE} raises it to {possible} without waiting"
+    return f"every member understands {possible}; it rises within a minute, and by {RAISE} at once"
+
+
+def _named(members: Sequence[Mapping[str, Any]]) -> str:
+    more = f" and {len(members) - NAMED_MAX} more" if len(members) > NAMED_MAX else ""
+    return ", ".join(_name(member) for member in members[:NAMED_MAX]) + more
+
+
+def _name(member: Mapping[str, Any]) -> str:
+    return str(member["name"] or member["id"])
 
 
 RAISE_AFTER_MS = 60_000

@@ -150,7 +150,9 @@ async def start_node(
     directory.disk.on_synced = measures.sync.observe
     event_sources = EventSources(events, roster, watch, clock.now_ms)
     broker = Broker(
-        AgentFacts(config, identity.agent_id, identity.name, url, __version__, directory.disk.kind, measures),
+        AgentFacts(
+            config, identity.agent_id, identity.name, url, __version__, directory.disk.kind, measures, levels
+        ),
         roster=roster,
         links=links,
         watch=watch,
@@ -324,10 +326,11 @@ def _mover(node: Node) -> Callable[[str], bool]:
 
 async def _tell_endpoints(node: Node, identity: AgentIdentity, parts: AsyncExitStack) -> None:
     directory, config = node.directory, node.config
+    path = config.http.http_socket
     endpoints = {
         "url": node.url,
         "http_port": identity.http_port,
-        "http_socket": config.http.http_socket,
+        "http_socket": None if path is None else os.path.join(os.getcwd(), path),
         "gossip_port": None if config.uses_serf else identity.gossip_port,
     }
     try:

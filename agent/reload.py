@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from shoal.agent.config import SETTINGS, AgentConfig, ConfigError
-from shoal.agent.log_lines.schema import about
+from shoal.agent.log_lines.schema import LEVELS, about
 from shoal.agent.process.config_source import ConfigSource
-from shoal.agent.settings import Effect
+from shoal.agent.process.service_manager import ServiceManager
+from shoal.agent.settings import Effect, Setting
 
 logger = logging.getLogger("shoal.agent")
 Follow = Callable[[Mapping[str, Any]], None]
@@ -24,10 +25,12 @@ Follow = Callable[[Mapping[str, Any]], None]
 
 
 class Difference(NamedTuple):
-    """Settings by name. `now`: with their new values. `later`: they count at a start."""
+    """Settings by name. `now`: with their new values. `later`: they count at a start. `never`: a directory
+    that has its cluster takes no other value."""
 
     now: dict[str, Any]
     later: tuple[str, ...]
+    never: tuple[str, ...]
 
 
 def difference(running: AgentConfig, wanted: AgentConfig) -> Difference:
@@ -35,7 +38,8 @@ def difference(running: AgentConfig, wanted: AgentConfig) -> Difference:
     changed = [item for item in SETTINGS.values() if item.of(running) != item.of(wanted)]
     return Difference(
         {item.name: item.of(wanted) for item in changed if item.effect is Effect.RELOAD},
-        tuple(item.name for item in changed if item.effect is not Effect.RELOAD),
+        tuple(item.name for item in changed if item.effect is Effect.START),
+        tuple(item.name for item in changed if item.effect in (Effect.FIRST_START, Effect.FOUNDING)),
     )
 
 
@@ -54,10 +58,13 @@ def with_values(config: AgentConfig, values: Mapping[str, Any]) -> AgentConfig:
 class Reloads:
     """One per process. `config`: as given at the start, with what was reloaded since."""
 
-    def __init__(self, config: AgentConfig, source: ConfigSource | None, follow: Follow) -> None:
+    def __init__(
+        self, config: AgentConfig, source: ConfigSource | None, follow: Follow, manager: ServiceManager
+    ) -> None:
         self.config = config
         self._source = source
         self._follow = follow
+        self._manager = manager
         self._asked = asyncio.Event()
 
     @property
@@ -74,7 +81,8 @@ class Reloads:
         while True:
             await self._asked.wait()
             self._asked.clear()
-            await self._reload()
+            with self._manager.reloading():
+                await self._reload()
 
     async def _reload(self) -> None:
         assert self._source is not None, "nobody asks where there is none"
@@ -88,12 +96,20 @@ class Reloads:
         found = difference(self.config, wanted)
         before = self.config
         self.config = with_values(self.config, found.now)
+        level, level_before = (LEVELS.index(one.log.log_level) for one in (self.config, before))
+        is_quieter = level > level_before  # it may hide the line, and a level that is less so may let it pass
+        if is_quieter:
+            self._tell(before, found)
         if found.now:
             self._follow(found.now)
-        self._tell(before, found)
+        if not is_quieter:
+            self._tell(before, found)
 
     def _tell(self, before: AgentConfig, found: Difference) -> None:
-        changes = [f"{name} {SETTINGS[name].of(before)} -> {value}" for name, value in found.now.items()]
+        changes = [
+            f"{known.name} {_shown(known, before)} -> {_shown(known, self.config)}"
+            for known in map(SETTINGS.__getitem__, found.now)
+        ]
         logger.info(
             "configuration reloaded: %s", ", ".join(changes) or "nothing has changed", extra=about("reloaded")
         )
@@ -103,14 +119,26 @@ class Reloads:
                 ", ".join(found.later),
                 extra=about("reload-needs-restart"),
             )
+        if found.never:
+            logger.warning(
+                "counts only in a new data directory: %s",
+                ", ".join(found.never),
+                extra=about("reload-too-late"),
+            )
+
+
+def _shown(known: Setting, config: AgentConfig) -> str:
+    """As a file could have it; of those that a reload changes none is secret."""
+    value = known.with_unit(known.of(config))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @asynccontextmanager
 async def reloading(
-    config: AgentConfig, source: ConfigSource | None, follow: Follow
+    config: AgentConfig, source: ConfigSource | None, follow: Follow, manager: ServiceManager
 ) -> AsyncIterator[Reloads]:
     """Takes up what is asked for meanwhile."""
-    reloads = Reloads(config, source, follow)
+    reloads = Reloads(config, source, follow, manager)
     task = asyncio.create_task(reloads.run(), name="reloads")
     try:
         yield reloads

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, cast
 
 from shoal.errors import ShoalError
-from shoal.format.timestamps import parse_duration_ms
+from shoal.format.timestamps import format_duration, parse_duration_ms
 
 FILE_SECTION = "agent"  # a file may hold the settings at its top or under [agent]
 EFFECT = "effect"
@@ -74,6 +74,10 @@ class Setting:
         for name in self.path:
             config = getattr(config, name)
         return config
+
+    def with_unit(self, value: Any) -> Any:
+        """The value as a source may give it: a duration has its unit."""
+        return format_duration(value) if self.path[-1].endswith("_ms") else value
 
 
 def settings_of(kind: type[Any], path: tuple[str, ...] = ()) -> dict[str, Setting]:
@@ -163,17 +167,31 @@ def in_environment(environment: Mapping[str, str], settings: Mapping[str, Settin
 
 
 def in_file(file: Mapping[str, Any], settings: Mapping[str, Setting]) -> Iterator[Given]:
-    """The parsed TOML."""
+    """The parsed TOML. Tables beside the section are other programs'."""
     section = file.get(FILE_SECTION, file)
     if not isinstance(section, Mapping):
         raise ConfigError(f"the file's [{FILE_SECTION}] is not a table")
+    for raw_name in outside_of_section(file):
+        raise ConfigError(
+            f"the file sets {raw_name!r} outside of [{FILE_SECTION}], where it would not count: move it below"
+            " that line"
+        )
+    spellings: dict[str, str] = {}
     for raw_name, value in section.items():
         name = raw_name.replace("-", "_")
         if name not in settings:
             raise ConfigError(
                 f"the file sets {raw_name!r}, which is no setting: one of {', '.join(sorted(settings))}"
             )
+        other = spellings.setdefault(name, raw_name)
+        if other != raw_name:
+            raise ConfigError(f"the file sets {other!r} and {raw_name!r}, one setting: keep one of them")
         yield Given(name, value, Origin.FILE, raw_name)
+
+
+def outside_of_section(file: Mapping[str, Any]) -> list[str]:
+    """Keys beside the section of settings, in a file that has one."""
+    return [name for name, value in file.items() if FILE_SECTION in file and not isinstance(value, Mapping)]
 
 
 def _text(value: Any) -> str:

@@ -48,7 +48,9 @@ class StartFinding(NamedTuple):
 
 async def check_start(config: AgentConfig) -> list[StartFinding]:
     """Every finding, whatever the ones before it are. The configuration itself has been read by now."""
-    findings = [StartFinding("configuration", True, f"cluster {config.cluster}, bind {config.bind}")]
+    otherwise = "" if config.cluster_is_explicit else " unless the directory has one"
+    configuration = f"bind {config.bind}, cluster {config.cluster}{otherwise}"
+    findings = [StartFinding("configuration", True, configuration)]
     for core in range(config.cores):
         agent = config.for_core(core)
         directory, identity = await _check_directory(agent)
@@ -67,6 +69,7 @@ async def _check_directory(config: AgentConfig) -> tuple[StartFinding, AgentIden
     path = config.data
     try:
         if not _is_there(path):
+            await _load_copies(config)  # of nothing: a key in a file is read all the same
             return StartFinding("directory", True, f"{path} would be made"), None
         with _not_in_use(path):
             identity, said = await _load_copies(config)

@@ -41,8 +41,8 @@ class TransferInProgress(Overloaded):
 
 
 class ChangePending(ReplicationError):
-    """`propose_configuration`: an earlier change, or this term's first entry, is not committed yet; retry
-    later."""
+    """`propose_configuration`: an earlier change, or this term's first entry, is not committed yet. Or too
+    few of the new voters follow. Retry later."""
 
 
 class InvalidChange(ReplicationError):

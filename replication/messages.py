@@ -164,7 +164,7 @@ def encode(message: Message) -> bytes:
     """The bytes of a message; `decode` gives it back."""
     match message:
         case AppendRequest():
-            return _encode_request(message)
+            return encode_request(message)
         case AppendReply():
             return _encode_reply(message)
         case PreVote():
@@ -187,7 +187,8 @@ def _head(kind: int, message: Message) -> bytes:
     return _HEAD.pack(kind, *message.sender, *message.receiver, message.term)
 
 
-def _encode_request(message: AppendRequest) -> bytes:
+def encode_request(message: AppendRequest) -> bytes:
+    """As `encode`, of a leader's request."""
     runs = message.runs
     if len(runs) == 1 and not message.configurations:
         return _WHOLE_REQUEST.pack(

@@ -25,7 +25,8 @@ from shoal.segment_store.errors import (
     WrongLength,
     WrongSchema,
 )
-from shoal.segment_store.log.log import PartitionLog, SegmentSpan
+from shoal.segment_store.log.log import PartitionLog
+from shoal.segment_store.log.segment import SegmentSpan
 
 __all__ = [
     "ChainBroken",

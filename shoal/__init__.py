@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # `_EXPORTS` for type checkers and editors
     from shoal.client.blocking import Client as Client
     from shoal.client.blocking import Consumer as Consumer
     from shoal.client.blocking import Producer as Producer
+    from shoal.client.blocking import Subscription as Subscription
     from shoal.client.consume.consumer import AsyncConsumer as AsyncConsumer
     from shoal.client.consume.fetch import Fetched as Fetched
     from shoal.client.consume.fetch import PartitionOffsets as PartitionOffsets
@@ -23,6 +24,9 @@ if TYPE_CHECKING:  # `_EXPORTS` for type checkers and editors
     from shoal.client.produce.producer import AsyncProducer as AsyncProducer
     from shoal.client.produce.producer import Delivered as Delivered
     from shoal.client.produce.producer import ProduceFailed as ProduceFailed
+    from shoal.client.subscribe.message import GroupMessage as GroupMessage
+    from shoal.client.subscribe.message import MessageBatch as MessageBatch
+    from shoal.client.subscribe.subscription import AsyncSubscription as AsyncSubscription
     from shoal.errors import BufferFull as BufferFull
     from shoal.errors import ClientClosed as ClientClosed
     from shoal.errors import ClientError as ClientError
@@ -35,7 +39,7 @@ __version__: Final = "0.1.0"
 
 _EXPORTS: Final = {
     "shoal.client.async_client": "AsyncClient",
-    "shoal.client.blocking": "Client Consumer Producer",
+    "shoal.client.blocking": "Client Consumer Producer Subscription",
     "shoal.client.consume.consumer": "AsyncConsumer",
     "shoal.client.consume.fetch": "Fetched PartitionOffsets",
     "shoal.client.consume.record": "Record",
@@ -44,6 +48,8 @@ _EXPORTS: Final = {
     "shoal.client.produce.batcher": "BatchingConfig",
     "shoal.client.produce.delivery": "Delivery Place",
     "shoal.client.produce.producer": "AsyncProducer Delivered ProduceFailed",
+    "shoal.client.subscribe.message": "GroupMessage MessageBatch",
+    "shoal.client.subscribe.subscription": "AsyncSubscription",
     "shoal.errors": "BufferFull ClientClosed ClientError ClientForked ShoalError",
     "shoal.format.batch": "BatchError DEFAULT_SCHEMA",
 }

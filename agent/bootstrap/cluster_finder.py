@@ -150,7 +150,7 @@ class ClusterFinder:
 
     def _record(self, cluster_id: bytes, birth: tuple[str, ...]) -> ClusterRecord:
         catalog = Catalog(level=self._levels.lowest)  # what is below was committed before this agent came
-        return ClusterRecord(self._config.cluster, cluster_id, birth, catalog.to_bytes())
+        return ClusterRecord(self._config.cluster, cluster_id, birth, catalog.to_bytes(), level=catalog.level)
 
     async def _sleep_until(self, until_ms: int | None) -> None:
         wait_ms = (

@@ -39,9 +39,9 @@ from shoal.agent.cli.terminal.output import (
     age_text,
     listed,
     plural,
-    say,
     show_json,
     show_table,
+    tell,
 )
 from shoal.agent.cli.terminal.run import with_admin
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.2  # short against a failure detector, long against a request
 
 Document = dict[str, Any]
-TimeoutOption = Annotated[float, option("SECONDS", "How long --wait waits.", "--timeout")]
+TimeoutOption = Annotated[float, option("SECONDS", "How long --wait waits.", "--timeout", min=0.0)]
 
 app = typer.Typer()
 
@@ -194,7 +194,7 @@ async def _report(client: AdminClient) -> dict[str, Any]:
     }
     report["advice"] = advice(report, topics)
     if not report["lost_majority"]:
-        report["advice"] += replacements(found, routes, settings.get("replace_after_ms"), time.time())
+        report["advice"] += replacements(found, routes, settings.get("replace_after_ms"), time.time(), topics)
     if asked.get("gossip_is_open"):
         report["advice"].append(OPEN_GOSSIP)
     return report
@@ -218,27 +218,34 @@ def _show_report(report: Mapping[str, Any]) -> None:
 def join(
     addresses: Annotated[list[str], argument("HOST:PORT...", "Gossip addresses of members.")],
     agent: AgentOption = DEFAULT_AGENT,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Let the agent contact members of the cluster that it should join."""
     document = with_admin(agent, lambda client: client.join(addresses))
     reached = document.get("joined", 0)
-    say(f"{reached} of {plural(len(addresses), 'address')} answered")
+    tell(document, output, f"{reached} of {plural(len(addresses), 'address')} answered")
     if not reached:
         raise CliError("no address answered", "give gossip addresses (default port 7946), not HTTP ones")
 
 
 @app.command(epilog=example("shoal leave --agent http://10.0.0.7:7070"))
-def leave(agent: AgentOption = DEFAULT_AGENT) -> None:
+def leave(agent: AgentOption = DEFAULT_AGENT, output: OutputOption = Output.TABLE) -> None:
     """Let the agent hand over its leadership, leave the cluster and stop."""
-    with_admin(agent, lambda client: client.leave())
-    say("the agent is leaving")
+
+    async def work(client: AdminClient) -> str:
+        await client.leave()
+        return client.asked
+
+    url = with_admin(agent, work)
+    tell({"url": url, "leaving": True}, output, f"the agent at {url} is leaving")
 
 
 @app.command("force-leave", epilog=example("shoal force-leave host-1a2b3c4d"))
 def force_leave(
     member: Annotated[str, argument("MEMBER", "The name or id of a failed member.", complete_member)],
     agent: AgentOption = DEFAULT_AGENT,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Count a failed member as left, so that the cluster no longer waits for it."""
     with_admin(agent, lambda client: client.force_leave(member))
-    say(f"{member} counts as left")
+    tell({"member": member, "status": "left"}, output, f"{member} counts as left")

@@ -7,10 +7,10 @@ secret.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.agent.cli.agent import agent, configuration, source_of
-from shoal.agent.cli.terminal.options import Output, OutputOption, example, flag, group
+from shoal.agent.cli.terminal.options import Output, OutputOption, example, group
 from shoal.agent.cli.terminal.output import show_json, show_table
 
 if TYPE_CHECKING:
@@ -52,23 +52,18 @@ def shown_settings(source: ConfigSource) -> list[Shown]:
             value = list(value)
         if known.is_secret and value is not None:
             value = NOT_SHOWN
-        elif value is not None and known.path[-1].endswith("_ms"):
-            value = f"{value}ms"
-        rows.append(Shown(name, value, str(origin), place, str(known.effect)))
+        rows.append(Shown(name, known.with_unit(value), str(origin), place, str(known.effect)))
     return rows
 
 
-JsonFlag = Annotated[bool, flag("As --output json.", "--json")]
-
-
-def show(output: OutputOption = Output.TABLE, as_json: JsonFlag = False, **given: Any) -> None:
+def show(output: OutputOption = Output.TABLE, **given: Any) -> None:
     """Show each setting, its value, and where it comes from.
 
     Takes the flags of `shoal agent`, SHOAL_* variables and --config: it shows what an agent would start with.
     """
     path = given.pop("config")
     rows = shown_settings(source_of(given, path))
-    if as_json or output is Output.JSON:
+    if output is Output.JSON:
         show_json({"settings": [row._asdict() for row in rows]})
         return
     cells = [[row.setting, _cell(row.value), row.place or row.origin, row.effect] for row in rows]
@@ -93,7 +88,7 @@ def _with_flags_of_agent() -> Any:
     def command(**given: Any) -> None:
         show(**given)
 
-    command.__doc__ = show.__doc__
+    command.__name__, command.__doc__ = show.__name__, show.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command

@@ -53,7 +53,7 @@ def drain(
     output: OutputOption = Output.TABLE,
     undo: Annotated[bool, flag("Let the agent hold replicas again.", "--undo")] = False,
     wait: Annotated[bool, flag("Watch until the agent is empty.", "--wait/--no-wait")] = True,
-    timeout: Annotated[float, option("SECONDS", "How long to watch.", "--timeout")] = 3_600.0,
+    timeout: Annotated[float, option("SECONDS", "How long to watch.", "--timeout", min=0.0)] = 3_600.0,
 ) -> None:
     """Move an agent's replicas and leadership to the others, so that it can be stopped for good.
 

@@ -49,13 +49,18 @@ keys = group(
 @app.command(epilog=example("(umask 077; shoal keygen > gossip.key)", "shoal agent --gossip-key @gossip.key"))
 def keygen(
     size: Annotated[int, option("16|24|32", "The key's length: AES-128, 192 or 256.", "--bytes")] = 32,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Print a new gossip key, in base64."""
     from shoal.membership.wire.keyring import KEY_BYTES, key_text
 
     if size not in KEY_BYTES:
         raise UsageError(f"--bytes {size} is no length of a key", "give 16, 24 or 32")
-    print(key_text(os.urandom(size)))
+    key = key_text(os.urandom(size))
+    if output is Output.JSON:
+        show_json({"key": key})
+    else:
+        print(key)
 
 
 @keys.command("list", epilog=example("shoal keys list"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from shoal.agent.cli.terminal.completion import complete_member
 from shoal.agent.cli.terminal.options import (
     DEFAULT_AGENT,
     AgentOption,
@@ -15,10 +16,12 @@ from shoal.agent.cli.terminal.options import (
     OutputOption,
     example,
     group,
+    name_of,
     option,
 )
 from shoal.agent.cli.terminal.output import show_json, show_table, tell
 from shoal.agent.cli.terminal.run import with_admin
+from shoal.agent.levels import outlook
 
 cluster = group(
     "cluster",
@@ -58,7 +61,14 @@ def raise_level(
         int | None, option("N", "The level; default the highest that every member understands.", "--to")
     ] = None,
     without: Annotated[
-        list[str] | None, option("NAME", "An agent that is gone for good; repeatable.", "--without")
+        list[str] | None,
+        option(
+            "NAME",
+            "An agent that is gone for good; repeatable.",
+            "--without",
+            autocompletion=complete_member,
+            callback=name_of,
+        ),
     ] = None,
 ) -> None:
     """Raise the level at once. Agents of versions that do not understand it cannot come back afterwards."""
@@ -68,31 +78,3 @@ def raise_level(
 
 def headline(document: Mapping[str, Any]) -> str:
     return f"level {document['level']}: {outlook(document)}"
-
-
-def outlook(document: Mapping[str, Any]) -> str:
-    """The next change of the level, and its reason."""
-    level, possible = document["level"], document["possible"]
-    members = [member for member in document["members"] if member["status"] != "left"]
-    highest = max((member["highest"] for member in members), default=level)
-    if possible is not None and possible > level:
-        holders = [member["name"] or member["id"] for member in document["members"] if member["holds"]]
-        if holders:
-            advice = f"`shoal cluster raise-level` raises it to {possible}"
-            return f"held by {', '.join(holders)} (--hold-level); {advice}"
-        left = [
-            member["name"] or member["id"] for member in document["members"] if is_missed(member, possible)
-        ]
-        if left:
-            waited = f"{', '.join(left)} may come back with the former version (--replace-after)"
-            return f"{waited}; `shoal cluster raise-level` raises it to {possible} without waiting"
-        return f"every member understands {possible}; it rises within a minute"
-    lacking = [member["name"] or member["id"] for member in members if member["highest"] <= level]
-    if highest > level and lacking:
-        return f"{', '.join(lacking)} must be upgraded before it can rise to {highest}"
-    return "the highest that its members understand"
-
-
-def is_missed(member: Mapping[str, Any], level: int) -> bool:
-    """Whether it was stopped in order, and did not understand the level then."""
-    return member["status"] == "left" and not member["lowest"] <= level <= member["highest"]

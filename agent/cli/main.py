@@ -16,12 +16,30 @@ from typer import TyperException
 
 from shoal import __version__
 from shoal.agent.cli import agent as agent_commands
-from shoal.agent.cli import cluster, config, drain, keys, level, partition, spark, topic
+from shoal.agent.cli import cluster, config, drain, group, keys, level, partition, spark, topic
 from shoal.agent.cli.bench import command as bench
 from shoal.agent.cli.examine import doctor, log
 from shoal.agent.cli.records import consume, produce
-from shoal.agent.cli.terminal.options import argument, example, flag, option
-from shoal.agent.cli.terminal.output import CliError, drop_stdout, fail, reopen_closed, say
+from shoal.agent.cli.terminal.completion import join_bash_words
+from shoal.agent.cli.terminal.options import (
+    DEFAULT_AGENT,
+    Output,
+    OutputOption,
+    argument,
+    example,
+    flag,
+    option,
+    with_json,
+)
+from shoal.agent.cli.terminal.output import (
+    CliError,
+    UsageError,
+    drop_stdout,
+    fail,
+    reopen_closed,
+    say,
+    show_json,
+)
 from shoal.agent.cli.top import command as top
 from shoal.agent.process.footprint import import_no_frames
 
@@ -56,12 +74,13 @@ groups = (
     keys.keys,
     level.cluster,
     topic.topics,
+    group.groups,
     partition.partitions,
     log.logs,
     spark.spark,
 )
-for commands in (*single, *groups):
-    app.add_typer(commands)
+for commands in (*single, *groups):  # `own` has no commands yet
+    app.add_typer(with_json(commands))
 
 
 def _version(wanted: bool) -> None:
@@ -81,6 +100,8 @@ def _root(
     as_json: Annotated[bool, flag("As --output json behind any command that has it.", "--json")] = False,
 ) -> None:
     """Options before the command."""
+    if agent is not None and not agent.strip():
+        raise UsageError("--agent is empty", f"give a URL like {DEFAULT_AGENT}, or leave it out")
     if agent is not None:
         known = os.environ.get("SHOAL_AGENT")
         os.environ["SHOAL_AGENT"] = agent
@@ -110,9 +131,15 @@ def _json_defaults(command: Any) -> dict[str, Any]:
 
 
 @own.command("version", epilog=example("shoal version"))
-def show_version() -> None:
+def show_version(output: OutputOption = Output.TABLE) -> None:
     """Show the version."""
-    print(f"shoal {__version__}")
+    if output is Output.JSON:
+        show_json({"version": __version__})
+    else:
+        print(f"shoal {__version__}")
+
+
+with_json(own)
 
 
 @own.command("help", epilog=example("shoal help topic create"))
@@ -124,6 +151,7 @@ def show_help(command: Annotated[list[str] | None, argument("COMMAND", "A comman
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit code, 0 only for success."""
     reopen_closed()
+    join_bash_words(os.environ)
     code: object = 0
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == ["help"] and not {"-h", "--help"} & set(words):
@@ -145,8 +173,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except SystemExit as ended:
-        if COMPLETION_VARIABLE in os.environ:
-            return int(ended.code or 0)  # fish acts on it
+        if COMPLETION_VARIABLE in os.environ or not ended.code:
+            return int(ended.code or 0)  # fish acts on it; --install-completion ends so, too
         drop_stdout()  # typer ends so where the reader (`| head`) closed the pipe before the command ended
         return BROKEN_PIPE
     except BrokenPipeError:

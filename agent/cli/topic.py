@@ -10,7 +10,7 @@ import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from shoal.agent.cli.terminal.amounts import start_of
+from shoal.agent.cli.terminal.amounts import end_of
 from shoal.agent.cli.terminal.completion import complete_topic
 from shoal.agent.cli.terminal.options import (
     DEFAULT_AGENT,
@@ -23,6 +23,7 @@ from shoal.agent.cli.terminal.options import (
     example,
     flag,
     group,
+    name_of,
     option,
 )
 from shoal.agent.cli.terminal.output import (
@@ -30,7 +31,6 @@ from shoal.agent.cli.terminal.output import (
     UsageError,
     confirm,
     plural,
-    say,
     show_json,
     show_table,
     size_text,
@@ -267,13 +267,11 @@ def trim(
     `latest` applies to all partitions, an offset to one. The answer says how many records each partition
     has lost.
     """
-    start = start_of(before, time.time_ns() // 1_000_000)
-    if start == "earliest" or start.startswith("-"):
-        raise UsageError(f"--before {before} is no end", "give an offset, @TIME or latest")
+    where = end_of(before, time.time_ns() // 1_000_000)
     confirm(f"Remove the records of {name} before {before}?", f"trimming {name}", yes=yes)
 
     async def work(client: AdminClient) -> list[dict[str, int]]:
-        ends = await trim_offsets(client, name, start, partition)
+        ends = await trim_offsets(client, name, where, partition)
         answers = await asyncio.gather(*(client.trim(name, end.partition, end.before) for end in ends))
         return [
             {
@@ -317,6 +315,13 @@ async def trim_offsets(client: AdminClient, topic: str, before: str, partition: 
     if before.isdecimal():
         if len(chosen) > 1:
             raise UsageError(f"--before {before}: an offset belongs to one partition", "add --partition P")
+        end = chosen[0]["high_watermark"]
+        if int(before) > end:
+            where = f"{topic}/{chosen[0]['partition']}"
+            raise CliError(
+                f"{where} ends at offset {end:,}, before {int(before):,}: nothing was removed",
+                "`--before latest` removes all whole segments",
+            )
         return [TrimEnd(chosen[0]["partition"], chosen[0]["log_start_offset"], int(before))]
     field = "high_watermark" if before == "latest" else "offset"
     return [TrimEnd(entry["partition"], entry["log_start_offset"], entry[field]) for entry in chosen]
@@ -324,17 +329,24 @@ async def trim_offsets(client: AdminClient, topic: str, before: str, partition: 
 
 @topics.command("delete", epilog=example("shoal topic delete flights --yes"))
 @topics.command("rm", hidden=True, epilog=example("shoal topic rm flights --yes"))
-def delete(name: NameArgument, yes: YesOption = False, agent: AgentOption = DEFAULT_AGENT) -> None:
+def delete(
+    name: NameArgument,
+    yes: YesOption = False,
+    agent: AgentOption = DEFAULT_AGENT,
+    output: OutputOption = Output.TABLE,
+) -> None:
     """Delete a topic and all its records, for good."""
     confirm(f"Delete topic {name} and all its records?", f"deleting {name}", yes=yes)
     with_admin(agent, lambda client: client.delete_topic(name))
-    say(f"topic {name} is deleted")
+    tell({"topic": name, "deleted": True}, output, f"topic {name} is deleted")
 
 
 @topics.command("adopt", epilog=example("shoal topic adopt", "shoal topic adopt orders"))
 def adopt(
-    topic: Annotated[str | None, argument("[NAME|ID]", "The kept topic; without it all are listed.")] = None,
-    name: Annotated[str | None, option("NAME", "A new name for the topic.", "--as")] = None,
+    topic: Annotated[
+        str | None, argument("[NAME|ID]", "The kept topic; without it all are listed.", callback=name_of)
+    ] = None,
+    name: Annotated[str | None, option("NAME", "A new name for the topic.", "--as", callback=name_of)] = None,
     agent: AgentOption = DEFAULT_AGENT,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -371,4 +383,6 @@ def _list_kept(kept: list[dict[str, Any]], output: Output) -> None:
             ]
             for item in kept
         ],
+        whole=("NAME", "ID"),
+        spare=("PARTITIONS", "AGENTS"),
     )

@@ -61,8 +61,11 @@ def factor_of(text: str) -> int | str:
     """A replication factor. Raises CliError."""
     if text == "all":
         return text
-    if not (text.isascii() and text.isdecimal() and len(text) <= FACTOR_DIGITS_MAX):
+    if not (text.isascii() and text.isdecimal()):
         raise UsageError(f"--replication-factor {text!r} is neither a number nor `all`", "give 1 or more")
+    if len(text) > FACTOR_DIGITS_MAX:
+        shown = f"{text[:FACTOR_DIGITS_MAX]}..."
+        raise UsageError(f"--replication-factor {shown} is far too large", "give a small number, or `all`")
     if int(text) == 0:
         raise UsageError(
             "--replication-factor 0: a topic has at least one replica", "`shoal topic delete` removes a topic"

@@ -17,8 +17,8 @@ class IdentityError(Exception):
 
 
 class GroupId(NamedTuple):
-    """One partition of one topic: one Raft group. Topic ids are 16 random bytes, made at the topic's
-    birth."""
+    """One partition of one topic: one Raft group. Topic ids are 16 bytes, made at the topic's birth; eight
+    of them at least are random."""
 
     topic_id: bytes
     partition: int

@@ -10,7 +10,8 @@ count still. Then the copy goes on to the end of a leader's log, which stands fo
 leader's term. It counts only if no newer term is known here.
 
 A state machine's replica takes no copy that begins beyond its saved state. So every replica has the whole
-state, in that and its log.
+state, in that and its log. A sorted view that is saved no further comes from the peer before the copy goes
+on.
 """
 
 import asyncio
@@ -37,6 +38,8 @@ from shoal.agent.peers.entry_messages import (
 )
 from shoal.agent.peers.links import Links, PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError
+from shoal.agent.views.upkeep.shipment import ShipmentFailed
+from shoal.agent.views.upkeep.view_set import ViewSet
 from shoal.errors import ShoalError
 from shoal.format.batch import BatchError, Flag, Frame, Kind, LogIdentity, LogIndex, Offset, Term, parse_frame
 from shoal.replication.interfaces import HardState
@@ -67,13 +70,18 @@ class _Job:
     source: str
 
 
+COPY_FAULTS = (CopyFailed, ShipmentFailed, ShoalError, StoreError, OSError, PeerMessageError, BatchError)
+"""What may end a copy; the next offer begins another."""
+
+
 class CopyTarget:
     """One per host. Its tasks end with `stop`."""
 
-    def __init__(self, links: Links, stores: Stores, host: GroupHost) -> None:
+    def __init__(self, links: Links, stores: Stores, host: GroupHost, views: ViewSet) -> None:
         self._links = links
         self._stores = stores
         self._host = host
+        self.views = views
         self._jobs: dict[GroupId, _Job] = {}
         self._tasks: dict[GroupId, asyncio.Task[None]] = {}
         self._failed_ms: dict[GroupId, int] = {}
@@ -107,7 +115,7 @@ class CopyTarget:
     async def _run(self, group: GroupId, job: _Job) -> None:
         try:
             await self._copy_and_install(group, job)
-        except (CopyFailed, ShoalError, StoreError, OSError, PeerMessageError, BatchError) as error:
+        except COPY_FAULTS as error:
             seldom.warning("%s: cannot copy the log, trying again: %s", group, error)
             self._note_failure(group)
         except Exception:
@@ -147,7 +155,7 @@ class CopyTarget:
                 piece, frames = await self._fetch(group, job, EntriesRequest(replica.replica_id, first_index))
                 await copy.take(piece, frames, replica)
                 if plan.machine is not None and copy.start_offset > plan.machine.saved_offset():
-                    raise CopyFailed("the state before it has not come from a peer yet")
+                    await self._copy_state(group, job, copy)
         finally:
             await copy.close()
         if not copy.may_replace(replica) or self._host.replica(group) is not replica:
@@ -162,6 +170,16 @@ class CopyTarget:
 
         await self._host.reopen(group, install)
         logger.info("%s: copied the log up to entry %d", group, copy.last_index)
+
+    async def _copy_state(self, group: GroupId, job: _Job, copy: "_Copy") -> None:
+        """The state before the copy comes along with it: a sorted view's runs, in the side directory."""
+        if self._host.replica(group).plan.view is None:
+            raise CopyFailed("the state before it has not come from a peer yet")
+        if not copy.has_view:
+            reached = await self.views.copy_to(self._stores.side_directory(group), group, job.source)
+            if reached < copy.start_offset:
+                raise CopyFailed("the view of the sender ends before its log begins")
+            copy.has_view = True
 
     async def _fetch(self, group: GroupId, job: _Job, wanted: EntriesRequest) -> tuple[Piece, list[Frame]]:
         identity = self._host.replica(group).identity
@@ -207,6 +225,8 @@ class _Copy:
         self._end_of_branch = LogIndex(0)
         self._committed = LogIndex(0)
         self.branch_term: Term | None = None
+        self.has_view = False
+        """The side directory has the runs of the sender's view."""
         self.last_index = LogIndex(0)
         self._last_term = Term(0)
 

@@ -6,7 +6,9 @@ entries. So room is left for the changes that empty it: trims, and the catalog's
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.log_lines.repeats import once_a_minute
@@ -16,6 +18,7 @@ from shoal.segment_store.disk.disk import Disk
 logger = logging.getLogger(__name__)
 seldom = once_a_minute(logger)
 
+FREE_SPACE_INTERVAL_MS = 1_000
 MIN_FREE_BYTES = 64 * 2**20
 """Below it appends and new topics are refused as disk-full, while logs can still write what is under way,
 their checkpoints, and what makes room: trims, and the catalog's changes."""
@@ -49,6 +52,18 @@ class FreeSpace:
         except OSError as error:
             seldom.warning("cannot read how much disk is free in %s: %s", self._directory, error)
         self._tell()
+
+    def has_room(self) -> bool:
+        """Clients' appends are taken."""
+        return not self.is_short
+
+    async def watch(self, on_room: Callable[[], Awaitable[None]]) -> None:
+        """Look from time to time, for the life of the host; `on_room` is called while there is much."""
+        while True:
+            await self.look()
+            if self.size_bytes >= 2 * MIN_FREE_BYTES:
+                await on_room()
+            await asyncio.sleep(FREE_SPACE_INTERVAL_MS / 1000)
 
     def _tell(self) -> None:
         is_short = self.size_bytes < MIN_FREE_BYTES

@@ -9,13 +9,17 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
+from shoal.agent.delivery.keeper import GroupKeeper
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.durable.paired_file import PairedFileError
 from shoal.agent.fetch import Offsets
+from shoal.agent.groups.settings import GroupPlans
+from shoal.agent.host.config import HostConfig
 from shoal.agent.host.copy_source import CopySource
 from shoal.agent.host.copy_target import INSTALL_FAULTS, CopyTarget
 from shoal.agent.host.free_space import MIN_FREE_BYTES, TRIM_FREE_BYTES, FreeSpace
@@ -27,7 +31,6 @@ from shoal.agent.host.peer_liveness import PeerLiveness
 from shoal.agent.host.repair import LogRepair
 from shoal.agent.host.scheduler import Scheduler
 from shoal.agent.host.unsafe_recovery import Recovery
-from shoal.agent.metrics.measures import Measures
 from shoal.agent.partition.clock_skew import PeerClocks
 from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.opener import DamagedReplica, ReplicaLost, Stores, Work, erase, open_replica
@@ -39,8 +42,9 @@ from shoal.agent.partition.state.retention import Retention
 from shoal.agent.partition.status import ReplicaStatus, ServingState, status_of
 from shoal.agent.peers.links import Links
 from shoal.agent.peers.outbox import Outbox
-from shoal.agent.process.clock import Clock
+from shoal.agent.process.clock import Clock, by_turns
 from shoal.agent.submission import Answer, Appended, Submission
+from shoal.agent.views.upkeep.view_set import ViewSet
 from shoal.errors import ShoalError
 from shoal.format.batch import Kind, LogIndex, Offset, Term
 from shoal.replication.config import RaftConfig
@@ -48,24 +52,12 @@ from shoal.replication.interfaces import Configuration, HardState, ReplicaId
 from shoal.segment_store.check.damage import merge, range_of
 from shoal.segment_store.errors import Damaged, ForeignIdentity, StoreError
 
-FREE_SPACE_INTERVAL_MS = 1_000
-RETENTION_INTERVAL_MS = 5_000
-"""Ages are at least a second, segments seldom filled faster than that."""
+CHECKED_PER_TURN = 64  # of the loop: less than a millisecond of work
 MAX_APPEND_TIMEOUT_MS = 300_000
 SMALL_BYTES_MAX = 64 * 2**10
 """A larger append takes the disk longer than a round of the event loop: it does better in company."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class HostConfig:
-    """How replicas are run. `power_held`: since this agent last ran, so its failure tore no write."""
-
-    raft: RaftConfig
-    retention_interval_ms: int = RETENTION_INTERVAL_MS
-    power_held: bool = False
-    measures: Measures = field(default_factory=Measures)
 
 
 class Host:
@@ -108,17 +100,21 @@ class Host:
         self._side_tasks: set[asyncio.Task[None]] = set()
         self.free_space = FreeSpace(stores.disk, stores.data_directory)
         stores.disk.around_completions = self.turns.completions
+        stores.disk.call_soon = self.turns.follow
         links.around_input = self.turns.burst
         PeerInput(links, self, self.turns, self.free_space, config.measures.replication)
+        room = self.free_space.has_room
+        views = ViewSet(stores, links, clock.now_ms, self.clocks.believed_now_us, room)
         liveness = PeerLiveness(links, self, config.raft.heartbeat_interval_ms)
         self._duties = (
             liveness.run,
-            self._watch_free_space,
+            partial(self.free_space.watch, self._reopen_full),
             self._watch_retention,
             self.clocks.run,
             CopySource(links, self).run,
+            views.run,
         )
-        self._copy_target = CopyTarget(links, stores, self)
+        self._copy_target = CopyTarget(links, stores, self, views)
         self.log_repair = LogRepair(links, self, stores.hard_states)
         self.recovery = Recovery(links, stores, self)
         self.newborns = Newborns(self, stores)
@@ -127,16 +123,15 @@ class Host:
     def raft_config(self) -> RaftConfig:
         return self._config.raft
 
+    @property
+    def views(self) -> ViewSet:
+        return self._copy_target.views
+
     # Groups
 
     async def open_group(self, plan: Plan) -> None:
         """Register the replica, open its log, start its core. A lost or damaged replica is kept as a status
-        only.
-
-        With a machine, every committed DATA frame that it does not have is handed to it, in order, and
-        appends are answered once applied. Raises UnknownReplica, or PairedFileError when the disk cannot
-        register it.
-        """
+        only. Raises UnknownReplica, or PairedFileError when the disk cannot register it."""
         assert plan.group not in self._groups
         assert plan.group not in self._opening
         if self.turns.stopping:
@@ -146,14 +141,17 @@ class Host:
     async def _open(self, plan: Plan) -> None:
         group = plan.group
         made: list[OpenGroup] = []
+        plan, view = self.views.planned(plan)
 
         def observe(replica: Replica) -> tuple[ReplicaObserver, ...]:
-            made.append(OpenGroup.of(replica, self.clocks, self._config.measures))
+            made.append(OpenGroup.of(replica, view, self.clocks, self._config))
             return made[0].observers
 
         self._opening.add(group)
         try:
             await open_replica(self._stores, self, plan, self._rng, observe)
+            if view is not None:
+                await self.views.begin(view, made[0].replica)
         except ReplicaLost as error:
             self._give_up(group, ServingState.LOST, str(error))
             return
@@ -243,9 +241,8 @@ class Host:
         return Term(0) if stored is None else stored[1].term
 
     async def _close(self, entry: OpenGroup, why: str) -> None:
-        if entry.applier is not None:
-            await entry.applier.stop()
-        entry.trimmer.stop()
+        await entry.stop()
+        await self.views.end(entry.replica.group)
         await entry.replica.close(why)
         self.turns.forget(entry.replica)
 
@@ -327,6 +324,12 @@ class Host:
         if entry is not None:
             entry.replica.plan = replace(entry.replica.plan, retention=retention)
 
+    def set_groups(self, group: GroupId, plans: GroupPlans) -> None:
+        """The topic has these consumer groups; a replica that does not serve hears of them when it does."""
+        entry = self._groups.get(group)
+        if entry is not None and entry.keeper is not None:
+            entry.keeper.set_groups(plans)
+
     def replica(self, group: GroupId) -> Replica:
         """Raises ShoalError: unknown-partition, damaged for a lost one, stopping."""
         return self._entry(group).replica
@@ -355,7 +358,11 @@ class Host:
         return status_of(self.replica(group))
 
     def statuses(self) -> Iterator[ReplicaStatus]:
-        return (self.status(group) for group in [*self._groups, *self._unserved])
+        return (self.status(group) for group in self.groups())
+
+    def groups(self) -> list[GroupId]:
+        """Those that have a status."""
+        return [*self._groups, *self._unserved]
 
     def beyond_repair(self) -> list[ReplicaRecord]:
         """Replicas here that will not vote again: lost ones, and those whose log cannot even be mended."""
@@ -423,6 +430,13 @@ class Host:
         """Of an open replica, serving or stopped. Raises ShoalError as `replica`."""
         return self._entry(group).reader
 
+    def keeper(self, group: GroupId, *, least_bytes: int = 0) -> GroupKeeper:
+        """Of an open replica's groups. Raises ShoalError as `replica`, and disk-full where less is free."""
+        entry = self._for_append(group, least_bytes=least_bytes)
+        if entry.keeper is None:
+            raise ShoalError("bad-request", f"{group} has no consumer groups")
+        return entry.keeper
+
     async def offsets(self, group: GroupId) -> Offsets:
         """Start, high watermark and end, confirmed by a majority."""
         return await self.reader(group).offsets()
@@ -458,13 +472,6 @@ class Host:
         if not task.cancelled() and task.exception() is not None:
             logger.error("a task of the host failed; this is a bug", exc_info=task.exception())
 
-    async def _watch_free_space(self) -> None:
-        while True:
-            await self.free_space.look()
-            if self.free_space.size_bytes >= 2 * MIN_FREE_BYTES:
-                await self._reopen_full()
-            await asyncio.sleep(FREE_SPACE_INTERVAL_MS / 1000)
-
     async def _reopen_full(self) -> None:
         """Replicas that a full disk stopped come back by recovery once there is room."""
         for group, entry in list(self._groups.items()):
@@ -479,8 +486,8 @@ class Host:
         """Leaders look at the age and size of their logs."""
         while True:
             await asyncio.sleep(self._config.retention_interval_ms / 1000)
-            for entry in list(self._groups.values()):
-                entry.trimmer.check()
+            async for entry in by_turns(list(self._groups.values()), CHECKED_PER_TURN):
+                entry.check()
 
     # What replicas ask (ReplicaHost)
 

@@ -52,7 +52,8 @@ class Newborns:
         replica = self._host.open_replica(group)
         has_records = replica is not None and replica.state.tail.end_offset > 0
         await self._host.close_group(group, "the partition was born again")
-        if has_records or await holds_records(self._stores, group, DEFAULT_SCHEMA):
+        schema = DEFAULT_SCHEMA if replica is None else replica.plan.schema
+        if has_records or await holds_records(self._stores, group, schema):
             return False
         await self._host.retire_group(group)
         return True

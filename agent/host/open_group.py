@@ -8,9 +8,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from shoal.agent.delivery.keeper import GroupKeeper
 from shoal.agent.durable.ids import GroupId
+from shoal.agent.groups.fold import GroupFold
+from shoal.agent.host.config import HostConfig
 from shoal.agent.host.role_counts import RoleCounts
-from shoal.agent.metrics.measures import Measures
 from shoal.agent.partition.appender import Appender
 from shoal.agent.partition.applier import Applier
 from shoal.agent.partition.clock_skew import PeerClocks
@@ -20,6 +22,7 @@ from shoal.agent.partition.reader import Reader
 from shoal.agent.partition.replica import Replica, ReplicaHost
 from shoal.agent.partition.status import ServingState
 from shoal.agent.partition.trimmer import Trimmer
+from shoal.agent.views.upkeep.view_set import ReplicaView, ViewSet
 from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex, Term
 
@@ -27,6 +30,8 @@ from shoal.format.batch import LogIndex, Term
 class GroupHost(ReplicaHost, Protocol):
     """The host as its parts see it; what each method does stands in host.py."""
 
+    @property
+    def views(self) -> ViewSet: ...
     def open_replica(self, group: GroupId) -> Replica | None: ...
     def open_replicas(self) -> Sequence[Replica]: ...
     def led_replicas(self) -> Sequence[Replica]: ...
@@ -62,26 +67,62 @@ class OpenGroup:
 
     replica: Replica
     appender: Appender
+    keeper: GroupKeeper | None
     reader: Reader
     applier: Applier | None
     trimmer: Trimmer
     role_counts: RoleCounts
+    view: ReplicaView | None = None
 
     @classmethod
-    def of(cls, replica: Replica, clocks: PeerClocks, measures: Measures) -> "OpenGroup":
+    def of(
+        cls, replica: Replica, view: ReplicaView | None, clocks: PeerClocks, config: HostConfig
+    ) -> "OpenGroup":
         """The objects around a replica that is being built."""
-        machine = replica.plan.machine
+        machine, fold, measures = replica.plan.machine, replica.state.fold, config.measures
+        timers = None if view is None else view.timers
+        keeper = (
+            GroupKeeper(replica, fold, config.letters, measures.groups, timers)
+            if isinstance(fold, GroupFold)
+            else None
+        )
+        trimmer = Trimmer(replica, clocks, measures)
+        if keeper is not None:
+            trimmer.done_before = keeper.done_before
         return cls(
             replica,
             Appender(replica, measures),
+            keeper,
             Reader(replica, measures),
             None if machine is None else Applier(replica, machine),
-            Trimmer(replica, clocks, measures),
+            trimmer,
             RoleCounts(replica, measures),
+            view,
         )
 
     @property
     def observers(self) -> tuple[ReplicaObserver, ...]:
         """Those of the replica, in the order in which they are told."""
-        observers = (self.appender, self.applier, self.reader, self.trimmer, self.role_counts)
+        observers = (
+            self.appender,
+            self.keeper,
+            self.applier,
+            self.reader,
+            self.trimmer,
+            self.role_counts,
+        )
         return tuple(item for item in observers if item is not None)
+
+    def check(self) -> None:
+        """From time to time: what may be trimmed, and what groups have lost by that."""
+        self.trimmer.check()
+        if self.keeper is not None:
+            self.keeper.check()
+
+    async def stop(self) -> None:
+        """Start nothing more; the replica itself is closed after it."""
+        if self.applier is not None:
+            await self.applier.stop()
+        if self.keeper is not None:
+            await self.keeper.stop()
+        self.trimmer.stop()

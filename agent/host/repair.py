@@ -317,9 +317,15 @@ class LogRepair:
             *(item.id for item in damaged.present if not item.learner),
         }
         others = voters - {damaged.replica_id}
-        if plan.machine is not None or damaged.unread is not None:
-            return False
         if any(answers.get(voter) not in (EntryState.DAMAGED, EntryState.LACKS) for voter in others):
+            return False
+        if plan.machine is not None or damaged.unread is not None:
+            seldom.error(
+                "%s: no voter has it intact. The replica waits for it: it may name the members, or hold the"
+                " work of consumer groups: %s",
+                plan.group,
+                item,
+            )
             return False
         logger.error(
             "%s: QUARANTINED: no voter has it intact, the partition continues without: %s", plan.group, item

@@ -1,4 +1,4 @@
-"""Reads every stored byte of this agent again and again, slowly, to find damage before a reader does.
+"""Reads every stored byte of logs and views again and again, slowly, to find damage before a reader does.
 
 Law of this file: it keeps time and rate. One look stands in segment_store/check/scrub.py, findings in
 segment_store/check/damage.py; repair.py acts on them. One look at a time over all replicas, of bounded size,
@@ -18,12 +18,13 @@ from shoal.agent.durable.whole_file import read_whole
 from shoal.agent.host.open_group import GroupHost
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.partition.replica import Replica
-from shoal.agent.process.clock import Clock
+from shoal.agent.process.clock import Clock, is_set_within
+from shoal.agent.views.view import SortedView, ViewNotReady
 from shoal.format.batch import LogIndex
 from shoal.segment_store.check.damage import DamagedRange, confirmed, merge, touches, within
 from shoal.segment_store.check.scrub import look
 from shoal.segment_store.disk.disk import Disk
-from shoal.segment_store.errors import LogClosed
+from shoal.segment_store.errors import Damaged, LogClosed
 
 LOOK_BYTES = 256 * 2**10
 """Read at once: about 50 us of checksums, and short beside what appends wait for."""
@@ -78,14 +79,17 @@ class Cursor:
 
 
 class Pace:
-    """How long to pause after what was read, so that the average keeps to the rate; nothing is saved up."""
+    """How long to pause after what was read, so that the average keeps to the rate; nothing is saved up. A
+    rate of 0 has no pauses: what it stops is stopped by others."""
 
     def __init__(self, bytes_per_s: int) -> None:
-        self.bytes_per_s = bytes_per_s
+        self._bytes_per_s = bytes_per_s
         self._free_at_ms = 0.0
 
     def pause_ms(self, bytes_read: int, now_ms: int) -> float:
-        self._free_at_ms = max(self._free_at_ms, now_ms) + bytes_read * 1000 / self.bytes_per_s
+        if not self._bytes_per_s:
+            return 0
+        self._free_at_ms = max(self._free_at_ms, now_ms) + bytes_read * 1000 / self._bytes_per_s
         return self._free_at_ms - now_ms
 
 
@@ -110,14 +114,16 @@ class Scrubber:
         self._clock = clock
         self._pace = Pace(bytes_per_s)
         self._is_wanted = asyncio.Event()
+        self._has_changed = asyncio.Event()
         self._pass_interval_ms = pass_interval_ms
         self._saved_ms = clock.now_ms()
         self.set_rate(bytes_per_s)
 
     def set_rate(self, bytes_per_s: int) -> None:
         """From now on; at 0 it stands still where it is."""
-        self._pace.bytes_per_s = bytes_per_s
+        self._pace = Pace(bytes_per_s)
         (self._is_wanted.set if bytes_per_s else self._is_wanted.clear)()
+        self._has_changed.set()
 
     async def run(self) -> None:
         """Pass after pass until cancelled."""
@@ -145,6 +151,9 @@ class Scrubber:
                     continue
                 index = cursor.index if replica.group == cursor.group else index
             await self._scrub(replica, index)
+            made = self._host.views.get(replica.group)
+            if made is not None:
+                await self._scrub_view(replica.group, made.view)
 
     async def _scrub(self, replica: Replica, index: LogIndex) -> None:
         following: LogIndex | None = index
@@ -161,10 +170,36 @@ class Scrubber:
             following = looked.next_index
             if following is not None and self._clock.now_ms() - self._saved_ms >= SAVE_INTERVAL_MS:
                 await self._save(Cursor(replica.group, following))
-            await self._is_wanted.wait()
-            await asyncio.sleep(self._pace.pause_ms(looked.bytes_read, self._clock.now_ms()) / 1000)
+            await self._pause(looked.bytes_read)
         if not index:
             self._forget_healed(replica, found)
+
+    async def _pause(self, bytes_read: int) -> None:
+        """As long as the rate wants after so many bytes."""
+        self._has_changed.clear()
+        pause_ms = self._pace.pause_ms(bytes_read, self._clock.now_ms())
+        await is_set_within(self._has_changed, pause_ms / 1000)
+        await self._is_wanted.wait()
+
+    async def _scrub_view(self, group: GroupId, view: SortedView) -> None:
+        """Every chunk of its runs. A view that knows of damage is made again first."""
+        try:
+            with view.pinned() as runs:
+                for run in runs:
+                    await run.load()
+                    for number in range(len(run.index)):
+                        size_bytes = run.index.chunk(number).length
+                        await run.chunk(number)
+                        self.statistics.bytes_read += size_bytes
+                        await self._pause(size_bytes)
+        except Damaged as damage:
+            self.statistics.ranges_found += 1
+            logger.error("%s: damage found in a run of its view, by the scrubber: %s", group, damage)
+            view.met(damage)
+        except ViewNotReady as error:
+            seldom.warning("%s: its view cannot be looked at now: %s", group, error)
+        except OSError as error:  # closed meanwhile, or a disk that its log meets as well
+            seldom.warning("%s: a run of its view cannot be read: %s", group, error)
 
     def _tell(self, replica: Replica, found: Sequence[DamagedRange]) -> None:
         known = within(replica.damaged_ranges, replica.log.first_index)

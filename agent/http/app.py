@@ -29,6 +29,8 @@ from shoal.agent.http.core.problems import problem_response
 from shoal.agent.http.docs.openapi import Description
 from shoal.agent.http.fetch import merged, offsets, read
 from shoal.agent.http.front import Connection, Shared
+from shoal.agent.http.groups import acts, receive, redrive, wait
+from shoal.agent.http.groups import operate as group_operate
 from shoal.agent.http.produce import produce
 from shoal.agent.http.produce.fast_append import FastAppends
 from shoal.agent.interface import Broker
@@ -44,7 +46,10 @@ logger = logging.getLogger("shoal.http")
 SHUTDOWN_SECONDS = 5.0
 # Connections that the kernel completes before they are accepted.
 BACKLOG = 128
-PARTS = (produce, read, merged, topics, offsets, trim, members, level, events, keys, operate)
+PARTS = (
+    produce, read, merged, receive, acts, wait, group_operate, redrive, topics, offsets, trim, members, level,
+    events, keys, operate,
+)  # fmt: skip
 
 
 class Dispatcher:

@@ -94,8 +94,10 @@ class PendingAppend:
         """Stored."""
         self._is_over = True
         connection, request = self._connection, self.request
-        answered = (request.operation, ABORTED) if connection.transport is None else request.stored
-        connection.measures.appended(answered, time.monotonic_ns() - self.began_ns)
+        measures = connection.measures
+        is_gone = connection.transport is None
+        answers = measures.requests[request.operation, ABORTED] if is_gone else request.stored
+        measures.appended(answers, time.monotonic_ns() - self.began_ns)
         connection.append_ended(append_answer(request.partition or 0, result))
 
     def set_exception(self, exception: BaseException) -> None:

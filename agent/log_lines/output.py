@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import sys
 import threading
 import warnings
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, TextIO
+from typing import Any, Final, Protocol, TextIO
 
 from shoal.agent.log_lines.names import own_name
 from shoal.agent.log_lines.repeats import EventBound, RepeatFilter
@@ -27,6 +28,7 @@ from shoal.agent.log_lines.schema import (
     time_of,
     traceback_of,
 )
+from shoal.agent.log_lines.waiting_lines import WaitingLines
 
 COLOURS: Final = {"DEBUG": "2", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
 _STEERING = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
@@ -71,10 +73,24 @@ class TextForm(logging.Formatter):
         return line if trace is None else f"{line}\n{trace.translate(IN_TRACEBACK)}"
 
 
-class LogOutput(logging.StreamHandler[TextIO]):
+class LineSink(Protocol):
+    """As much of a stream as lines need."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no line any more."""
+
+    def write(self, line: str, /) -> object:
+        """With its end."""
+
+    def flush(self) -> object:
+        """So that a reader sees it."""
+
+
+class LogOutput(logging.StreamHandler[LineSink]):
     """The only handler of an agent's process."""
 
-    def __init__(self, stream: TextIO, form: logging.Formatter) -> None:
+    def __init__(self, stream: LineSink, form: logging.Formatter) -> None:
         super().__init__(stream)
         self.setFormatter(form)
         self.addFilter(RepeatFilter())
@@ -118,6 +134,28 @@ def set_level(level: str) -> None:
     logging.getLogger().setLevel(max(number, logging.INFO))
 
 
+def sink_for(stream: TextIO) -> tuple[LineSink, Callable[[], None]]:
+    """A file takes lines at once. A pipe, a socket or a terminal may have a reader who stands still, and must
+    not hold the agent with it. The second is to be called at the end."""
+    try:
+        descriptor = stream.fileno()
+    except OSError:  # a text in memory
+        return stream, stream.flush
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return stream, stream.flush
+    stream.flush()
+
+    def on_lost(lines: int) -> None:
+        logger.warning(
+            "%d log lines before this one are lost: whoever reads them stood still",
+            lines,
+            extra=about("log-lines-lost"),
+        )
+
+    waiting = WaitingLines(descriptor, on_lost)
+    return waiting, waiting.close
+
+
 def install(log_format: str, log_level: str, stream: TextIO | None = None) -> Callable[[], None]:
     """From now on, all that is reported in this process is a line on the stream, standard error unless
     another is given. One of FORMATS and one of LEVELS. Returns what takes all of it back."""
@@ -128,7 +166,8 @@ def install(log_format: str, log_level: str, stream: TextIO | None = None) -> Ca
     root, own = logging.getLogger(), logging.getLogger(OWN_LOGGERS)
     kept = root.handlers[:], root.level, own.level
     kept_hooks = sys.excepthook, threading.excepthook, sys.unraisablehook, warnings.showwarning
-    root.handlers = [LogOutput(chosen, form_for(log_format, chosen))]
+    sink, end = sink_for(chosen)
+    root.handlers = [LogOutput(sink, form_for(log_format, chosen))]
     set_level(log_level)
     logging.captureWarnings(True)
     sys.excepthook = _on_uncaught
@@ -136,6 +175,7 @@ def install(log_format: str, log_level: str, stream: TextIO | None = None) -> Ca
     sys.unraisablehook = _on_unraisable
 
     def take_back() -> None:
+        end()
         root.handlers = kept[0]
         root.setLevel(kept[1])
         own.setLevel(kept[2])

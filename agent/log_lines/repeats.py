@@ -54,7 +54,7 @@ class RepeatFilter(logging.Filter):
             return True
         key = self._key(record)
         shown_s = self._shown.get(key)
-        if shown_s is not None and record.created - shown_s < INTERVAL_S:
+        if shown_s is not None and _is_recent(shown_s, record):
             self._held_back[key] = self._held_back.get(key, 0) + 1
             return False
         self._shown.pop(key, None)
@@ -70,7 +70,7 @@ class RepeatFilter(logging.Filter):
             return key
         while self._shown and len(self._shown) >= KINDS_MAX:
             oldest = next(iter(self._shown))
-            if record.created - self._shown[oldest] < INTERVAL_S:
+            if _is_recent(self._shown[oldest], record):
                 return record.pathname, record.lineno, None
             del self._shown[oldest]
             self._held_back.pop(oldest, None)
@@ -100,11 +100,11 @@ class EventBound(logging.Filter):
 
     def _window(self, event: str, record: logging.LogRecord) -> _Window:
         window = self._windows.get(event)
-        if window is not None and 0 <= record.created - window.began_s < INTERVAL_S:
+        if window is not None and _is_recent(window.began_s, record):
             return window
         if window is None and event != _ALL_OTHERS and len(self._windows) >= EVENTS_MAX:
             oldest = next(iter(self._windows))
-            if record.created - self._windows[oldest].began_s < INTERVAL_S:
+            if _is_recent(self._windows[oldest].began_s, record):
                 return self._window(_ALL_OTHERS, record)
             del self._windows[oldest]
         _add_held_back(record, 0 if window is None else window.held_back)
@@ -122,6 +122,11 @@ class _Window:
         self.began_s = began_s
         self.lines = 0
         self.held_back = 0
+
+
+def _is_recent(then_s: float, record: logging.LogRecord) -> bool:
+    """Whether the record comes within the interval. A clock that was set back holds nothing back."""
+    return 0 <= record.created - then_s < INTERVAL_S
 
 
 def _add_held_back(record: logging.LogRecord, count: int) -> None:

@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 import aiohttp
 
 from shoal.addresses import host_of, plain_address
+from shoal.agent.log_lines.names import agent_name
+from shoal.agent.log_lines.repeats import once_a_minute
+from shoal.agent.log_lines.schema import about
 from shoal.agent.members.tags import TAG_BOOT_NONCE, TAG_URL
 from shoal.agent.process.errors import StartError
-from shoal.membership.interface import MemberEvent
+from shoal.membership.interface import Member, MemberEvent
 
 TIMEOUT_S = 2.0
 MAX_ANSWER_BYTES = 64 * 1_024
@@ -24,6 +27,7 @@ MAX_WAITING = 4  # claims are told once a minute; more than one at a time is a c
 CONFLICT = "conflict"
 
 logger = logging.getLogger("shoal.agent")
+seldom = once_a_minute(logger)
 
 
 class Life(NamedTuple):
@@ -70,6 +74,17 @@ async def find_twin(url: str, own: Life) -> Life | None:
     return life
 
 
+def _tell_of(peer: Member) -> None:
+    """Of two processes of one peer the younger ends by itself, and says so."""
+    logger.info(
+        "%s speaks at %s, gossip port %d, too: that address counts once nobody answers at its former one",
+        agent_name(peer.name),
+        peer.address,
+        peer.port,
+        extra=about("another-address", members=(agent_name(peer.name),), total=1),
+    )
+
+
 class DuplicateIdentityWatch:
     """run() for the agent's life; raises StartError when this process is the one to end."""
 
@@ -80,9 +95,14 @@ class DuplicateIdentityWatch:
 
     def on_event(self, event: MemberEvent) -> None:
         """Membership has heard another address claim a name."""
-        tags = event.member.tags
-        if event.kind != CONFLICT or event.member.name != self._own.agent_id or self._urls.full():
+        if event.kind != CONFLICT:
             return
+        if event.member.name != self._own.agent_id:
+            _tell_of(event.member)
+            return
+        if self._urls.full():
+            return
+        tags = event.member.tags
         url = tags.get(TAG_URL, "")
         if host_of(url) == plain_address(event.member.address) and tags.get(TAG_BOOT_NONCE) != self._own.run:
             self._urls.put_nowait(url)
@@ -96,6 +116,11 @@ class DuplicateIdentityWatch:
         """Raises StartError when an older process runs under this id at `url`."""
         twin = await find_twin(url, self._own)
         if twin is None:
+            seldom.info(
+                "gossip names %s for this agent too, and nobody answers there as it: a former address",
+                url,
+                extra=about("former-address"),
+            )
             return
         if self._own.yields_to(twin):
             raise StartError(

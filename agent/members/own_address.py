@@ -13,6 +13,7 @@ from ipaddress import ip_address
 
 from shoal.addresses import plain_address
 from shoal.agent.config import AgentConfig, is_loopback, is_unspecified
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.log_lines.schema import about
 from shoal.agent.process.errors import StartError
 from shoal.agent.process.ports import is_own_address
@@ -27,6 +28,7 @@ AGREEING_LOOKUPS = 2
 """Lookups in a row that lead elsewhere: of two resolvers one may still tell the old address."""
 
 logger = logging.getLogger("shoal.agent")
+seldom = once_a_minute(logger)
 
 
 class Unusable(Exception):
@@ -141,7 +143,7 @@ class NameWatch:
             self._say(f"{error}; peers and clients that look it up do not find this agent")
             return
         if found.is_known or self.address in map(plain_address, found.addresses):
-            self._elsewhere = 0
+            self._elsewhere, self._said = 0, ""
             return
         self._elsewhere += 1
         if self._elsewhere < AGREEING_LOOKUPS:
@@ -169,7 +171,7 @@ class NameWatch:
             self.address, self._elsewhere, self._said = address, 0, ""
 
     def _say(self, reason: str) -> None:
-        """Once per reason."""
+        """Once per reason, until the name leads here again."""
         if reason != self._said:
             self._said = reason
-            logger.warning("%s", reason, extra=about("own-name"))
+            seldom.warning("%s", reason, extra=about("own-name"))

@@ -175,8 +175,7 @@ class Roster:
 
     def set_placement(self, run: str, version: int) -> None:
         """The placement version of this agent. Its run is the boot nonce, which stands in a tag of its own,
-        and a
-        generation."""
+        and a generation."""
         generation = run.rpartition(".")[2]
         self._set_later(TAG_PLACEMENT, f"{generation}.{version}")
 
@@ -202,6 +201,10 @@ class Roster:
     def set_level(self, level: Level) -> None:
         """Of the cluster. Agents that do not understand it are linked no longer."""
         self._links.set_level(level)
+
+    def greet_again(self) -> None:
+        """Let every linked agent hear of the level here anew."""
+        self._links.greet_again()
 
     def understood_levels(self) -> dict[str, LevelRange]:
         """By members of this cluster that have not left, failed ones among them, as they last said."""

@@ -51,6 +51,8 @@ _AGENT = (
 )
 _CLUSTER = (
     _gauge("shoal_members", "Members by status, as this agent sees them.", "status", "kind"),
+    _gauge("shoal_cluster_level", "Feature level of the cluster, once this agent has joined one."),
+    _gauge("shoal_understood_level", "Highest feature level that this agent understands."),
     _gauge("shoal_topics", "Topics in the catalog."),
     _gauge("shoal_kept_topics", "Topics here that the catalog does not know."),
     _gauge(
@@ -96,6 +98,16 @@ _RECORDS = (
     _histogram("shoal_fetch_seconds", "Finding and reading what a fetch answers; waits are not in it."),
     _histogram("shoal_fsync_seconds", "A write with its sync, or a sync alone, on this disk."),
 )
+_GROUPS = (
+    _counter("shoal_group_received_messages_total", "Messages that leaders here gave to consumers."),
+    _counter("shoal_group_redelivered_messages_total", "Of these, attempts after the first."),
+    _counter("shoal_group_acked_messages_total", "Messages that consumers acknowledged here."),
+    _counter("shoal_group_dead_messages_total", "Messages that became dead letters here, or were dropped."),
+    _counter(
+        "shoal_group_skipped_messages_total",
+        "Messages that retention or damage took here before they were done.",
+    ),
+)
 _LINKS = (
     _gauge("shoal_links", "Open connections to other agents, by kind: control, bulk.", "kind"),
     _counter("shoal_link_frames_sent_total", "Frames to other agents.", "kind"),
@@ -108,7 +120,9 @@ _DISK = (
     _gauge("shoal_disk_free_bytes", "Free on the file system of the data directory."),
     _gauge("shoal_disk_size_bytes", "Size of that file system."),
     _gauge("shoal_disk_refusing", "1 while appends are refused because the disk is full."),
-    _counter("shoal_disk_refused_total", "Appends, trims and leaders' entries refused for a full disk."),
+    _counter(
+        "shoal_disk_refused_total", "Appends, trims, new topics and leaders' entries refused for a full disk."
+    ),
     _counter("shoal_scrub_bytes_total", "Stored bytes read again and verified."),
     _counter("shoal_scrub_passes_total", "Times that everything here was verified."),
     _counter("shoal_scrub_damage_found_total", "Damaged ranges the scrubber was first to find."),
@@ -146,16 +160,24 @@ _PARTITIONS = (
         "shoal_partition_follower_lag_entries", "Entries that a follower lacks of a log led here.", "follower"
     ),
 )
+_GROUPS_OF_PARTITIONS = (
+    _of_partition("shoal_group_lag_records", "Messages led here that the group has not done.", "group"),
+    _of_partition("shoal_group_in_flight_records", "Of these, in the hands of consumers.", "group"),
+    _of_partition("shoal_group_delayed_records", "Of these, waiting for another attempt.", "group"),
+    _of_partition("shoal_group_window_full", "1 while a bound keeps the group from more messages.", "group"),
+)
 SECTIONS: Final = {
     "The agent": _AGENT,
     "The cluster": _CLUSTER,
     "Replicas": _REPLICAS,
     "Records": _RECORDS,
+    "Consumer groups": _GROUPS,
     "Links": _LINKS,
     "The disk": _DISK,
     "HTTP": _HTTP,
     "The process": _PROCESS,
     "Partitions": _PARTITIONS,
+    "Consumer groups in partitions": _GROUPS_OF_PARTITIONS,
 }
 """By what they are about, in the order in which they are exposed."""
 FAMILIES: Final = tuple(family for section in SECTIONS.values() for family in section)

@@ -17,13 +17,26 @@ ABORTED = "aborted"
 """The status of an answer that its client did not take to the end."""
 
 
+class GroupMeasures:
+    """Messages of consumer groups, by leaders here: as their entries are proposed, not as they commit."""
+
+    __slots__ = ("acked", "dead", "received", "redelivered", "skipped")
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.redelivered = 0
+        self.acked = 0
+        self.dead = 0
+        self.skipped = 0
+
+
 class Measures:
     """Of replicas, disk and event loop."""
 
     __slots__ = (
         "appended_bytes", "appended_records", "commit", "elections", "fetch", "fetched_bytes",
-        "fetched_records", "leaderships_gained", "leaderships_lost", "loop_lag", "replication", "sync",
-        "trimmed_bytes", "trimmed_records",
+        "fetched_records", "groups", "leaderships_gained", "leaderships_lost", "loop_lag", "replication",
+        "sync", "trimmed_bytes", "trimmed_records",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -36,6 +49,7 @@ class Measures:
         self.elections = 0
         self.leaderships_gained = 0
         self.leaderships_lost = 0
+        self.groups = GroupMeasures()
         self.sync = Histogram()
         self.commit = Histogram()
         self.replication = Histogram()
@@ -55,6 +69,15 @@ class LinkTraffic:
         self.received_bytes = 0
 
 
+class Tally:
+    """A number whose owner has it at hand: nobody looks for it where it is counted."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class HttpMeasures:
     """Of an agent's HTTP server. `requests`: answers by operation and status, of which the API has few."""
 
@@ -62,16 +85,16 @@ class HttpMeasures:
 
     def __init__(self) -> None:
         self.append = Histogram()
-        self.requests: defaultdict[tuple[str, int | str], int] = defaultdict(int)
+        self.requests: defaultdict[tuple[str, int | str], Tally] = defaultdict(Tally)
 
     def answered(self, operation: str, status: int | str) -> None:
         """One request is over."""
-        self.requests[operation, status] += 1
+        self.requests[operation, status].count += 1
 
-    def appended(self, answered: tuple[str, int | str], took_ns: int) -> None:
-        """One append on the short way is acknowledged: answered() and append.observe() in one call, since
-        single records have nobody to share their cost with."""
-        self.requests[answered] += 1
+    def appended(self, answers: Tally, took_ns: int) -> None:
+        """One append on the short way is acknowledged. One call counts and observes it: single records have
+        nobody to share their cost with."""
+        answers.count += 1
         append = self.append
         append.counts[bisect_left(BOUNDS_NS, took_ns)] += 1
         append.sum_ns += took_ns

@@ -19,7 +19,7 @@ from shoal.agent.partition.frames_ahead import FramesAhead
 from shoal.agent.peers.frames import Piece, encode_append
 from shoal.format.batch import Frame, LogIndex, Term
 from shoal.replication.interfaces import ReplicaId
-from shoal.replication.messages import AppendReply, AppendRequest, encode, shorten
+from shoal.replication.messages import AppendReply, AppendRequest, encode_request, shorten
 from shoal.replication.raft import RaftCore
 from shoal.segment_store.errors import Damaged, StoreError
 from shoal.segment_store.log.log import PartitionLog
@@ -62,8 +62,9 @@ class Sender:
         self._on_damage = on_damage
         self._behind: dict[ReplicaId, deque[AppendRequest]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._timed: dict[ReplicaId, tuple[Term, LogIndex, int]] = {}
-        """Of each follower one request at a time: its term, its last entry, and when it left, in ns."""
+        self._timed: dict[ReplicaId, tuple[Term, LogIndex, int | None]] = {}
+        """Of each follower one request at a time: its term, its last entry, and when it left, in ns. None
+        once it was sent again: its answer may be one to either (Karn and Partridge, 1987)."""
         self._stopped = False
 
     def send(self, request: AppendRequest) -> None:
@@ -103,20 +104,22 @@ class Sender:
         follower = self._core.state.configurations[-1].by_id.get(receiver)
         if follower is None:
             return
-        self._ship(follower.agent_id, encode_append(self._group, encode(request), frames))
+        self._ship(follower.agent_id, encode_append(self._group, encode_request(request), frames))
         timed = self._timed.get(receiver)
         if timed is None or timed[0] != request.term:
             if len(self._timed) >= MAX_TIMED:
                 self._timed.clear()
             self._timed[receiver] = request.term, last, time.monotonic_ns()
+        elif last <= timed[1]:
+            self._timed[receiver] = (*timed[:2], None)
 
     def acknowledged(self, reply: AppendReply, now_ns: int) -> int | None:
-        """How long the entries took that this follower says it holds now; None where none were timed."""
+        """How long the entries took that this follower says it holds now; None where that is not known."""
         timed = self._timed.get(reply.sender)
         if timed is None or reply.match_index < timed[1]:
             return None
         term, _, left_ns = self._timed.pop(reply.sender)
-        return now_ns - left_ns if term == reply.term else None
+        return now_ns - left_ns if left_ns is not None and term == reply.term else None
 
     async def _read_and_send(self, receiver: ReplicaId) -> None:
         queue = self._behind[receiver]

@@ -24,6 +24,7 @@ from shoal.format.batch import (
     BatchError,
     Flag,
     Frame,
+    Kind,
     LogIndex,
     Message,
     Offset,
@@ -37,6 +38,8 @@ from shoal.format.records import RecordColumns, columns_to_message
 FLUSH_BYTES = 2**20
 """Gathered bytes that no longer wait for the sync under way: a write of this size is worth its own."""
 SUBMISSION_OVERHEAD_BYTES = 256
+MARK_INTERVAL_MS = 30_000
+"""Half of what the log counts at most as elapsed between two entries."""
 UNSTORABLE = (BatchError, pa.ArrowException, ArithmeticError, TypeError, ValueError)
 """What encoding raises for columns that are no records."""
 
@@ -48,6 +51,7 @@ class Appender(ReplicaObserver):
         self._replica = replica
         self._measures = measures
         self._gathering = GatherQueue()
+        self._next_mark_ms = 0
         self._proposed: deque[tuple[LogIndex, int, int, int]] = deque()
         """Batches that are not committed yet: entry, time of the proposal in ns, records, bytes. Bounded by
         what a group may have uncommitted."""
@@ -67,6 +71,7 @@ class Appender(ReplicaObserver):
             assert records.values
             size_bytes = SUBMISSION_OVERHEAD_BYTES + submission.size_bytes
             self._gathering.add(Queued(records, size_bytes, submission, deadline_ms, answer))
+            replica.agenda.gathered_ms = self._gathering.deadline_ms
             replica.host.schedule(replica)
 
     def _propose_messages(
@@ -104,7 +109,7 @@ class Appender(ReplicaObserver):
         flags: Flag = Flag.NONE,
     ) -> Frame:
         frame = self._replica.propose_message(message, producer, now_ms, control, flags)
-        if self._replica.plan.machine is None:  # the system's own logs are no client's records
+        if not self._replica.plan.answers_wait:  # the system's own logs are no client's records
             index, records = frame.stamp.index, frame.stamp.record_count
             self._proposed.append((index, time.monotonic_ns(), records, len(frame.data)))
         return frame
@@ -126,7 +131,12 @@ class Appender(ReplicaObserver):
             return self._replica.state.check_producer(producer, rows, consecutive=consecutive)
         except ShoalError as error:
             if error.code == "too-many-producers":
-                self._replica.let_time_pass()
+                # Where nothing is appended the log counts no time, and no producer grows old enough to be
+                # forgotten: an entry without records, at most one in MARK_INTERVAL_MS.
+                now_ms = self._replica.host.clock.now_ms()
+                if now_ms >= self._next_mark_ms:
+                    self._next_mark_ms = now_ms + MARK_INTERVAL_MS
+                    self._replica.propose_control(Kind.NOOP, b"")
             raise
 
     def _wait(self, index: LogIndex, result: Appended, acks: Acks, deadline_ms: int, answer: Answer) -> None:
@@ -151,9 +161,10 @@ class Appender(ReplicaObserver):
     def turn_begins(self, now_ms: int) -> None:
         """Propose what has gathered, as far as the disk is free for it. The replica hears whether some is
         left: it asks again when the disk is free."""
-        if self._gathering.deadline_ms is not None:
-            self._propose_waiting(now_ms)
-            self._replica.gathered_deadline_ms = self._gathering.deadline_ms
+        if self._gathering.deadline_ms is None:
+            return  # the turn is another observer's
+        self._propose_waiting(now_ms)
+        self._replica.agenda.gathered_ms = self._gathering.deadline_ms
 
     def _propose_waiting(self, now_ms: int) -> None:
         queue = self._gathering
@@ -244,7 +255,7 @@ class Appender(ReplicaObserver):
             self._replica.require_leader()
         except ShoalError as error:
             _refuse(self._gathering.drain(), error)
-            self._replica.gathered_deadline_ms = None
+            self._replica.agenda.gathered_ms = None
 
 
 def _refuse(queued: Sequence[Queued], error: ShoalError) -> None:

@@ -61,6 +61,9 @@ class Applier(ReplicaObserver):
         while self.applied_index < replica.state.committed.last_index:
             if not self._begun and await self._skip():
                 continue
+            if self.machine.is_full():
+                await asyncio.sleep(BEHIND_MS / 1000)
+                continue
             first = LogIndex(self.applied_index + 1)
             last = replica.readable_index
             if first > last:

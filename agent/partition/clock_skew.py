@@ -15,7 +15,12 @@ from collections.abc import Callable, Sequence
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.schema import about
 from shoal.agent.partition.replica import Replica
-from shoal.agent.partition.state.log_time import SETTLE_MS, PeerTime, SteadyClock
+from shoal.agent.partition.state.log_time import (
+    MAX_CLOCK_JUMP_US,
+    SETTLE_MS,
+    PeerTime,
+    SteadyClock,
+)
 from shoal.agent.partition.state.retention import MAX_OPINION_AGE_MS, PeerDifferences
 from shoal.agent.peers.links import Links, PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage
@@ -92,6 +97,7 @@ class PeerClocks:
             due = [peer for peer in sorted(peers) if self._is_due(peer, now_ms)]
             await asyncio.gather(*(self._ask(peer) for peer in due))
             self._conclude()
+            self._tell_peers()
             unheard = any(not self._differences.is_fresh(peer, now_ms) for peer in peers)
             soon = unheard and rounds < FIRST_ROUNDS
             wait_ms = min(self._interval_ms, FIRST_INTERVAL_MS) if soon else self._interval_ms
@@ -116,12 +122,11 @@ class PeerClocks:
         theirs = PeerTime(believed_us - half_way_us, wall_us - half_way_us)
         self._asked[peer] = now_ms
         self._differences.note(peer, theirs, now_ms)
-        self._tell(peer, theirs, now_ms)
 
     def _conclude(self) -> None:
         """The clock to believe now; a wall clock that is not believed is reported once, until it is again."""
         wall_us, now_ms = self._clock.now_us(), self._clock.now_ms()
-        self.steady.heard(self._differences.heard(now_ms), wall_us, now_ms)
+        self.steady.heard(list(self._differences.heard(now_ms).values()), wall_us, now_ms)
         believed_us = self.steady.now_us(wall_us, now_ms)
         is_doubted = not self.steady.agrees(wall_us, now_ms)
         if is_doubted and not self._is_doubted:
@@ -139,20 +144,30 @@ class PeerClocks:
             )
         self._is_doubted = is_doubted
 
-    def _tell(self, peer: str, theirs: PeerTime, now_ms: int) -> None:
-        """Once for each peer that is wrong, until it is right again."""
-        own_us = self.steady.offset_us
-        if self._differences.majority_agrees(self._agent_id, own_us, [self._agent_id, peer], now_ms):
-            self._told.discard(peer)
-        elif peer not in self._told:
-            self._told.add(peer)
-            difference_s = (theirs.believed_us - own_us) / 1e6
-            logger.warning(
-                "clock skew: %s differs by %.0f s; set its clock",
-                agent_name(peer),
-                difference_s,
-                extra=about("clock-skew", members=(agent_name(peer),), total=1),
-            )
+    def _tell_peers(self) -> None:
+        """Once for each peer whose clock is wrong, and once when it is right again. A peer that believes the
+        others has its wall clock told all the same: somebody has to set it."""
+        for peer, theirs in self._differences.heard(self._clock.now_ms()).items():
+            difference_us = theirs.wall_us - self.steady.offset_us
+            is_wrong = abs(difference_us) > MAX_CLOCK_JUMP_US
+            if is_wrong == (peer in self._told):
+                continue
+            name = agent_name(peer)
+            if is_wrong:
+                self._told.add(peer)
+                logger.warning(
+                    "clock skew: the clock of %s differs by %.0f s; set it",
+                    name,
+                    difference_us / 1e6,
+                    extra=about("clock-skew", members=(name,), total=1),
+                )
+            else:
+                self._told.discard(peer)
+                logger.info(
+                    "clock skew is over: the clock of %s is right again",
+                    name,
+                    extra=about("clock-skew-over", members=(name,), total=1),
+                )
 
     async def _on_asked(self, _peer: str, _payload: bytes) -> bytes:
         return _TIMES.pack(self.now_us(self._clock.now_ms()), self._clock.now_us())

@@ -118,8 +118,7 @@ class DiskOrder:
 
     def _write(self, item: _Item) -> None:
         if not item.frames:
-            item.done = True
-            self._release()
+            self._done(item)
             return
         self._writes += 1
         answer = partial(self._written, item)
@@ -142,9 +141,15 @@ class DiskOrder:
             self._done(item)
 
     def _done(self, item: _Item) -> None:
+        """Hand out what is durable, in order."""
         item.done = True
+        items = self._items
         try:
-            self._release()
+            while items and items[0].done and not self._stopped:
+                item = items.popleft()
+                self.unsynced_frames -= len(item.frames)
+                self.unsynced_bytes -= item.size_bytes
+                self._on_durable(item.ready)
         except Exception as bug:
             # Nobody else would hear of it in a callback: the replica must not go on half advanced.
             logger.exception("a replica did not take what its disk has synced; this is a bug")
@@ -184,14 +189,6 @@ class DiskOrder:
         if last_index < self._floor:
             self._floor = last_index
             await self._save_floor(last_index)
-
-    def _release(self) -> None:
-        items = self._items
-        while items and items[0].done and not self._stopped:
-            item = items.popleft()
-            self.unsynced_frames -= len(item.frames)
-            self.unsynced_bytes -= item.size_bytes
-            self._on_durable(item.ready)
 
     def _fail(self, error: BaseException) -> None:
         if not self._stopped:

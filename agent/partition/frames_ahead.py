@@ -8,7 +8,8 @@ run.
 """
 
 from shoal.agent.durable.ids import GroupId
-from shoal.agent.partition.state.log_state import FoldError, check_chain, decode_configuration
+from shoal.agent.partition.state.checkpoint import FoldError, decode_configuration
+from shoal.agent.partition.state.log_state import check_chain
 from shoal.agent.peers.frames import PeerWireError
 from shoal.format.batch import (
     BatchError,
@@ -49,7 +50,7 @@ class FramesAhead:
             index = LogIndex(first + len(frames))
             if not frames or index <= end:
                 return frames
-        size = sum(len(frame.data) for frame in frames)
+        size = sum([len(frame.data) for frame in frames])
         while index <= last and (frame := ahead.get(index)) is not None:
             size += len(frame.data)
             if frames and size > max_bytes:

@@ -14,7 +14,7 @@ class ReplicaObserver:
     """Inherit from it and override what is needed: a replica calls no method that is not overridden."""
 
     def turn_begins(self, now_ms: int) -> None:
-        """At the head of each turn: small submissions become a batch here."""
+        """At the head of each turn that the agenda asks for: what has gathered becomes an entry here."""
 
     def committed(self) -> None:
         """The committed end has moved."""

@@ -23,12 +23,8 @@ from shoal.agent.durable.new_directories import NewDirectories
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.partition.plan import Plan
 from shoal.agent.partition.replica import Observe, Replica, ReplicaHost
-from shoal.agent.partition.state.log_state import (
-    Checkpoint,
-    FoldError,
-    PartitionState,
-    decode_configuration,
-)
+from shoal.agent.partition.state.checkpoint import Checkpoint, FoldError, decode_configuration
+from shoal.agent.partition.state.log_state import PartitionState
 from shoal.agent.process.pace import Pace
 from shoal.format.batch import Kind, LogIdentity, LogIndex, control_payload
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId, StoredReplica, birth_term
@@ -42,6 +38,8 @@ from shoal.segment_store.log.segment import SegmentFiles
 from shoal.segment_store.log.shared import SharedFiles
 
 COPIES_DIRECTORY = "copies"
+VIEW_DIRECTORY = "view"
+"""Of a sorted view (agent/views), in the directory of the partition's log, which leaves other names alone."""
 LOOK_BYTES = 2**20
 
 Work = Callable[[], Awaitable[None]]
@@ -238,6 +236,7 @@ async def finish_install(stores: Stores, record: ReplicaRecord) -> ReplicaRecord
     after a crash at any point; the record as it is then. Raises OSError, PairedFileError."""
     directory, side = stores.directory(record.group), stores.side_directory(record.group)
     if await stores.disk.exists(side):
+        await _keep_view(stores, directory, side)
         await stores.disk.remove_tree(directory)
         await stores.disk.rename(side, directory)
         for parent in (os.path.dirname(directory), os.path.dirname(side)):
@@ -245,6 +244,16 @@ async def finish_install(stores: Stores, record: ReplicaRecord) -> ReplicaRecord
     active = record._replace(state=ReplicaState.ACTIVE)
     await stores.registry.put(active)
     return active
+
+
+async def _keep_view(stores: Stores, directory: str, side: str) -> None:
+    """The replica's own sorted view goes along, unless the copy has brought one."""
+    own, copied = f"{directory}/{VIEW_DIRECTORY}", f"{side}/{VIEW_DIRECTORY}"
+    if await stores.disk.exists(own) and not await stores.disk.exists(copied):
+        await stores.disk.sync_directory(own)
+        await stores.disk.rename(own, copied)
+        for parent in (side, directory):
+            await stores.disk.sync_directory(parent)
 
 
 async def finish_recovery(stores: Stores, record: ReplicaRecord) -> ReplicaRecord:
@@ -352,7 +361,7 @@ async def _fold_or_damage(
     ]
     if not damage:  # what lies before is mended while the replica runs
         try:
-            return await fold_log(log, plan.birth, hard_state.commit_index, plan.quarantined)
+            return await fold_log(log, plan, hard_state.commit_index)
         except Damaged:
             damage = [item for item in await log.verify(start) if not _is_quarantined(item, plan.quarantined)]
             if not damage:
@@ -375,17 +384,12 @@ def _is_quarantined(item: Damaged, quarantined: frozenset[LogIndex]) -> bool:
     return all(index in quarantined for index in range(item.first_index, item.last_index + 1))
 
 
-async def fold_log(
-    log: PartitionLog,
-    birth: Configuration,
-    commit_hint: LogIndex,
-    quarantined: frozenset[LogIndex] = frozenset(),
-) -> PartitionState:
+async def fold_log(log: PartitionLog, plan: Plan, commit_hint: LogIndex) -> PartitionState:
     """The state at the log's end: the checkpoint of the segment that holds the commit hint, and all after it.
 
     Raises StoreError; FoldError as StoreError, since it is the stored log that is wrong.
     """
-    state = PartitionState(birth)
+    state = PartitionState(plan.birth, plan.fold())
     if log.last_index == 0:
         return state
     first = _fold_start(log, commit_hint)
@@ -395,7 +399,7 @@ async def fold_log(
             try:
                 frames = await log.read(index, log.last_index, LOOK_BYTES)
             except Damaged:
-                if index not in quarantined:
+                if index not in plan.quarantined:
                     raise
                 await log.load_index(index)
                 entry = log.entry(index)
@@ -408,6 +412,8 @@ async def fold_log(
                 else:
                     state.append(frame)
             index = LogIndex(frames[-1].stamp.index + 1)
+            # As it goes: what is committed needs no undo, which else would be held for a whole segment.
+            state.commit(min(commit_hint, LogIndex(index - 1)))
     except FoldError as error:
         raise StoreError(f"the log cannot be folded: {error}") from error
     state.commit(min(commit_hint, log.last_index))

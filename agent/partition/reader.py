@@ -271,7 +271,9 @@ class Reader(ReplicaObserver):
             max_bytes = min(request.max_bytes, MAX_FETCH_BYTES)
             stored = await log.pieces(first, self._sound(first, last), max_bytes)
             if admit is not None and stored.size_bytes >= LONG_FETCH_BYTES:
+                asked_ns = time.monotonic_ns()
                 await admit(stored.held_bytes)
+                began_ns += time.monotonic_ns() - asked_ns  # it may wait for room
                 await stored.begin()
                 pieces = FetchPieces(self._replica, stored)
                 return self._found([], stored.base_offset, stored.next_offset, pieces, began_ns)

@@ -15,14 +15,16 @@ from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 from shoal.agent.durable.ids import GroupId
+from shoal.agent.partition.agenda import Agenda
 from shoal.agent.partition.append_sender import Sender
 from shoal.agent.partition.disk_queue import DiskOrder
 from shoal.agent.partition.frames_ahead import FramesAhead, StagedFrames
 from shoal.agent.partition.observer import Observers, ReplicaObserver
 from shoal.agent.partition.pending import WaitQueue
 from shoal.agent.partition.plan import Plan
+from shoal.agent.partition.state.checkpoint import FoldError
 from shoal.agent.partition.state.copy_leases import CopyLeases
-from shoal.agent.partition.state.log_state import FoldError, PartitionState
+from shoal.agent.partition.state.log_state import PartitionState
 from shoal.agent.partition.state.log_time import LogTime
 from shoal.agent.peers.frames import PeerWireError, Piece
 from shoal.agent.process.clock import Clock
@@ -59,8 +61,6 @@ MAX_UNCOMMITTED_BYTES = 64 * 2**20
 MAX_STAGED_BYTES = 64 * 2**20
 """Frames received and not synced yet."""
 MAX_PEER_ADDRESSES = 1_024
-MARK_INTERVAL_MS = 30_000
-"""Half of what the log counts at most as elapsed between two entries."""
 HINT_INTERVAL_ENTRIES = 4_096
 """How far the stored commit index may lag: what a restart folds again beyond its newest segment."""
 
@@ -171,10 +171,8 @@ class Replica:
         self._addresses: dict[ReplicaId, str] = {}
         self._roll_index = LogIndex(0)
         self._ready_follows = False
-        self.gathered_deadline_ms: int | None = None
-        """Submissions wait for the disk, and the first of them until then; None: none does."""
+        self.agenda = Agenda()
         self._hint = core.commit_index
-        self._next_mark_ms = 0
         self._observers = Observers(observe(self))
 
     def __repr__(self) -> str:
@@ -244,7 +242,8 @@ class Replica:
         size = len(message.metadata) + len(message.body) + len(control) + STAMP_BYTES + 16
         if size > MAX_FRAME_BYTES:
             raise ShoalError("too-large", f"a batch of {size} bytes, more than {MAX_FRAME_BYTES}")
-        proposal = self._make_room(size, now_ms)
+        self.make_room(size, now_ms)
+        proposal = self._propose(now_ms)
         tail = self.state.tail
         frame = stamp_message(
             message,
@@ -254,7 +253,7 @@ class Replica:
             term=proposal.term,
             previous_term=proposal.previous_term,
             index=proposal.first_index,
-            append_time_us=self._append_time_us(now_ms),
+            append_time_us=self.append_time_us(now_ms),
             producer=producer,
             control=control,
         )
@@ -265,18 +264,14 @@ class Replica:
         """Append a control entry. Raises ShoalError; nothing was proposed then."""
         if len(control) > MAX_FRAME_BYTES // 2:
             raise ShoalError("too-large", f"a control entry of {len(control)} bytes")
-        proposal = self._make_room(len(control) + 1024, self.host.clock.now_ms())
-        frame = self._control_frame(kind, control, proposal.first_index, proposal.term)
-        self._take_own(frame)
-        return frame
-
-    def let_time_pass(self) -> None:
-        """An entry without records, at most one in MARK_INTERVAL_MS: where producers are refused until others
-        are old enough to be forgotten, and nothing is appended, the log would count no time."""
         now_ms = self.host.clock.now_ms()
-        if now_ms >= self._next_mark_ms:
-            self._next_mark_ms = now_ms + MARK_INTERVAL_MS
-            self.propose_control(Kind.NOOP, b"")
+        self.make_room(len(control) + 1024, now_ms)
+        return self.propose_next(kind, control, self.append_time_us(now_ms), now_ms)
+
+    def propose_next(self, kind: Kind, control: bytes, append_time_us: int, now_ms: int) -> Frame:
+        """The entry right behind the tail, of a time that `append_time_us` has told, once there is room for
+        it: no segment begins here. Raises ShoalError; nothing was proposed then."""
+        return self._take_control(kind, control, self._propose(now_ms), Flag.NONE, append_time_us)
 
     def propose_configuration(self, replicas: Sequence[RaftReplica]) -> Configuration:
         """Change the group's replicas by one step. Raises ReplicationError of the core, ShoalError
@@ -285,13 +280,12 @@ class Replica:
         self._catch_up_with_core()
         proposal = self.core.propose_configuration(replicas, self.host.clock.now_ms())
         configuration = self.core.configuration
-        frame = self._control_frame(
-            Kind.CONFIGURATION, configuration.to_bytes(), proposal.first_index, proposal.term
-        )
-        self._take_own(frame)
+        self._take_control(Kind.CONFIGURATION, configuration.to_bytes(), proposal)
         return configuration
 
-    def _make_room(self, size: int, now_ms: int) -> Proposal:
+    def make_room(self, size: int, now_ms: int) -> None:
+        """For an entry of so many bytes: the core's own entries are stamped, and a segment begins where the
+        last is full. Raises ShoalError."""
         state = self.state
         self.require_leader()
         if self.core.state.log.last_index != state.tail.last_index:
@@ -300,7 +294,6 @@ class Replica:
             raise ShoalError("overloaded", f"{state.uncommitted_bytes} bytes wait for a majority")
         if self._should_roll(size):
             self._roll(now_ms)
-        return self._propose(now_ms)
 
     def _propose(self, now_ms: int) -> Proposal:
         try:
@@ -342,14 +335,18 @@ class Replica:
         """Head a new segment with the fold of everything before it (safety 12, 18)."""
         proposal = self._propose(now_ms)
         payload = self.state.checkpoint().to_bytes()
-        frame = self._control_frame(
-            Kind.CHECKPOINT, payload, proposal.first_index, proposal.term, Flag.FIRST_OF_SEGMENT
-        )
-        self._take_own(frame)
+        frame = self._take_control(Kind.CHECKPOINT, payload, proposal, Flag.FIRST_OF_SEGMENT)
         self._roll_index = frame.stamp.index
 
+    def _take_control(
+        self, kind: Kind, control: bytes, proposal: Proposal, flags: Flag = Flag.NONE, time_us: int = 0
+    ) -> Frame:
+        frame = self._control_frame(kind, control, proposal.first_index, proposal.term, flags, time_us)
+        self._take_own(frame)
+        return frame
+
     def _control_frame(
-        self, kind: Kind, control: bytes, index: LogIndex, term: Term, flags: Flag = Flag.NONE
+        self, kind: Kind, control: bytes, index: LogIndex, term: Term, flags: Flag, time_us: int = 0
     ) -> Frame:
         tail = self.state.tail
         return control_frame(
@@ -361,11 +358,12 @@ class Replica:
             term=term,
             previous_term=tail.last_term,
             index=index,
-            append_time_us=self._append_time_us(self.host.clock.now_ms()),
+            append_time_us=time_us or self.append_time_us(self.host.clock.now_ms()),
             flags=flags,
         )
 
-    def _append_time_us(self, now_ms: int) -> int:
+    def append_time_us(self, now_ms: int) -> int:
+        """Of the next entry, at that time."""
         return self.time.stamp(self.state.tail.append_time_us, self.host.clocks.now_us(now_ms), now_ms)
 
     def _take_own(self, frame: Frame) -> None:
@@ -449,20 +447,20 @@ class Replica:
     def deadline(self) -> int | None:
         """When the host must give it a turn, at the latest: the core's, or a client's time is up."""
         nearest = self.core.state.behaviour.deadline()
-        for deadline in (self.waiting.deadline_ms, self.gathered_deadline_ms):
+        for deadline in (self.waiting.deadline_ms, self.agenda.gathered_ms, self.agenda.groups_ms):
             if deadline is not None and (nearest is None or deadline < nearest):
                 nearest = deadline
         return nearest
 
     def turn(self, now_ms: int) -> None:
         """What the host gives each scheduled replica: input has been stepped, deadlines have not."""
-        self._ready_follows = True
-        for begin in self._observers.turn_begins:
-            begin(now_ms)
-        self._ready_follows = False
+        if self.agenda.gathered_ms is not None or self.agenda.groups_ms is not None:
+            self._ready_follows = True
+            for begin in self._observers.turn_begins:
+                begin(now_ms)
+            self._ready_follows = False
         self.pump()
-        deadline_ms = self.waiting.deadline_ms
-        if deadline_ms is not None and deadline_ms <= now_ms:
+        if (deadline_ms := self.waiting.deadline_ms) is not None and deadline_ms <= now_ms:
             self.waiting.expire(now_ms)
 
     def _frames_to_write(self, ready: Ready) -> list[Frame]:
@@ -504,7 +502,7 @@ class Replica:
     def _opening_frame(self, index: LogIndex, term: Term) -> Frame:
         """A leader's first entry; in an empty log it is the checkpoint that every segment begins with."""
         if index > 1:
-            return self._control_frame(Kind.NOOP, b"", index, term)
+            return self._control_frame(Kind.NOOP, b"", index, term, Flag.NONE)
         payload = self.state.checkpoint().to_bytes()
         return self._control_frame(Kind.CHECKPOINT, payload, index, term, Flag.FIRST_OF_SEGMENT)
 
@@ -536,15 +534,15 @@ class Replica:
             if run.last < self.state.committed.last_index or self.state.term_at(run.last) == run.term:
                 self.waiting.synced(run.last)
         # What was gathered meanwhile may go now; else a turn is for what the core has to say of the sync.
-        core = self.core.state
-        if self.gathered_deadline_ms is not None or core.outbox.has_work(core.log):
+        core, agenda = self.core.state, self.agenda
+        if agenda.gathered_ms is not None or agenda.groups_wait or core.outbox.has_work(core.log):
             self.host.schedule(self)
 
     def _commit(self, commit_index: LogIndex) -> None:
         if not self.state.commit(commit_index):
             return
         committed = self.state.committed.last_index
-        if self.plan.machine is None:
+        if not self.plan.answers_wait:
             self.waiting.committed(committed)
         for tell in self._observers.committed:
             tell()
@@ -556,7 +554,7 @@ class Replica:
 
     def applied(self, index: LogIndex) -> None:
         """The group's state machine has taken everything up to `index`: now its producers may know."""
-        if self.plan.machine is not None:
+        if self.plan.answers_wait:
             self.waiting.committed(index)
 
     def met(self, error: Damaged) -> None:

@@ -7,13 +7,14 @@ behind the log's own writes.
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from shoal.agent.metrics.measures import Measures
 from shoal.agent.partition.clock_skew import PeerClocks
 from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.replica import Replica
 from shoal.agent.partition.state.log_time import SegmentAges
-from shoal.agent.partition.state.retention import droppable, encode_trim, known_from
+from shoal.agent.partition.state.retention import droppable, encode_trim, known_from, saved_elsewhere
 from shoal.errors import ShoalError
 from shoal.format.batch import Kind, LogIndex, Offset
 from shoal.segment_store.errors import LogClosed, StoreError
@@ -26,6 +27,8 @@ class Trimmer(ReplicaObserver):
 
     def __init__(self, replica: Replica, clocks: PeerClocks, measures: Measures) -> None:
         self._replica = replica
+        self.done_before: Callable[[], Offset | None] = lambda: None
+        """See Retention.to_trim; of a log with consumer groups."""
         self._measures = measures
         self._clocks = clocks
         self._removals: set[asyncio.Future[None]] = set()
@@ -113,15 +116,24 @@ class Trimmer(ReplicaObserver):
             spans[-1], lambda span: self._ages.of_first(span, log_now_us, stamped_us, now_ms)
         ):
             replica.roll()
-        if retention.is_unlimited:
+        commit_index, held_index = replica.state.committed.last_index, self._held_index()
+        machine = replica.plan.machine
+        if replica.plan.view is not None and machine is not None:
+            # A record's time counts in the view. The log goes on only for what is not there yet.
+            before = saved_elsewhere(
+                spans, saved_offset=machine.saved_offset(), commit_index=commit_index, held_index=held_index
+            )
+        elif retention.is_unlimited:
             return
-        now_us = self._clocks.believed_now_us(replica)
-        before = retention.to_trim(
-            spans,
-            commit_index=replica.state.committed.last_index,
-            held_index=self._held_index(),
-            age_us=lambda span: self._ages.of_last(span, log_now_us, now_us, now_ms),
-        )
+        else:
+            now_us = self._clocks.believed_now_us(replica)
+            before = retention.to_trim(
+                spans,
+                commit_index=commit_index,
+                held_index=held_index,
+                age_us=lambda span: self._ages.of_last(span, log_now_us, now_us, now_ms),
+                done_before=self.done_before(),
+            )
         if before is not None and before > replica.state.trim_asked:
             replica.propose_control(Kind.TRIM, encode_trim(before))
 

@@ -195,6 +195,7 @@ class PeerConnection(asyncio.Protocol):
         if not self.is_open or transport is None:
             return False
         size = sum(map(len, pieces))
+        # Asked each time: from Python 3.12 on writelines tells no protocol that it holds more than it should.
         waiting = transport.get_write_buffer_size()
         if waiting and waiting + size > OUTBOX_BYTES[self.kind]:
             return False

@@ -71,8 +71,9 @@ class Links:
         """None until the agent has bootstrapped or joined; nobody is connected before."""
         self.level = FIRST_LEVEL
         """Of the cluster, as far as this agent knows."""
-        self.on_outgrown: Callable[[], None] = lambda: None
-        """Called when somebody says that the cluster is at a level above those understood here."""
+        self.on_level: Callable[[Level], None] = lambda _: None
+        """Called with a level above the one known here that a linked member says. Also with one above those
+        understood here, which anybody may say."""
         self.on_silence: Callable[[str], None] = lambda _: None
         self.liveness_tail: Callable[[], bytes] = lambda: b""
         """What else to say in the liveness frames of this heartbeat interval."""
@@ -186,6 +187,12 @@ class Links:
                     peer.complain(f"closing its link: {refusal(connection.terms.levels, level)}")
                     connection.close()
 
+    def greet_again(self) -> None:
+        """End every link, to be made anew: the other sides heard of the level that was known here then."""
+        for peer in self._peers.values():
+            for connection in list(peer.connections.values()):
+                connection.close()
+
     def _lives_at(self, agent_id: str, address: str | None) -> bool:
         """Whether gossip knows this agent, at this very address."""
         peer = self._peers.get(agent_id)
@@ -228,7 +235,7 @@ class Links:
         connection = PeerConnection(self, None)
         connection.terms = terms_from_text(terms_text)
         if connection.terms.level > self._levels.highest:
-            self.on_outgrown()
+            self.on_level(connection.terms.level)
         connection.take_address(transport)
         address = connection.address
         known = address is not None and plain_address(address) in self._known_addresses
@@ -278,7 +285,7 @@ class Links:
     def agreed_version(self, theirs: LinkTerms) -> int:
         """Of a link. Raises Refused."""
         if theirs.level > self._levels.highest:
-            self.on_outgrown()
+            self.on_level(theirs.level)
         try:
             return agree(self.terms(), theirs)
         except TermsError as error:
@@ -334,6 +341,8 @@ class Links:
             self._report_silence(peer)
         if connection.kind == LinkKind.CONTROL:
             peer.heard(now_ms)
+        if connection.terms.level > self.level:
+            self.on_level(connection.terms.level)
 
     def lost(self, connection: PeerConnection) -> None:
         """An open connection ended."""

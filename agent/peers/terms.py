@@ -13,7 +13,6 @@ from typing import NamedTuple
 from shoal.agent.levels import (
     BEFORE_LEVELS,
     FIRST_LEVEL,
-    MAX_LEVEL,
     SUPPORTED,
     Level,
     LevelRange,
@@ -60,7 +59,7 @@ def terms_from_text(text: str | None) -> LinkTerms:
     if match is None:
         return BEFORE_TERMS
     lowest, highest, level = int(match[1]), int(match[2]), Level(int(match[4]))
-    if lowest > highest or level > MAX_LEVEL:
+    if lowest > highest:
         return BEFORE_TERMS
     return LinkTerms(lowest, highest, range_from_text(match[3]), level)
 

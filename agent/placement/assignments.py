@@ -19,7 +19,7 @@ from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.members.roster import Roster
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, decode_group, decode_hold, encode_lost
-from shoal.agent.process.clock import repeat
+from shoal.agent.process.clock import by_turns, repeat
 from shoal.agent.routing.table import RouteTable
 from shoal.agent.topics.catalog_service import CatalogService
 from shoal.errors import ShoalError
@@ -31,6 +31,7 @@ from shoal.segment_store.errors import StoreError
 LOOK_INTERVAL_S = 1.0
 ASK_TIMEOUT_MS = 2_000
 MAX_ASKED_PER_LOOK = 64  # the rest a second later
+RECORDS_PER_TURN = 64  # of the loop: less than a millisecond of work
 MAX_FILLING = 8
 """Replicas here that copy their log at the same time: an agent that has just joined must not be flooded."""
 DISK_FAULTS = (OSError, StoreError, PairedFileError)
@@ -71,7 +72,7 @@ class Assignments:
         await self._tell_losses()
         version = self._routes.version
         if version != self._looked_at:  # nothing is claimed anew: nothing to look for
-            excluded = self._excluded()
+            excluded = await self._excluded()
             self._looked_at = -1 if excluded else version
             for group, holder in excluded[:MAX_ASKED_PER_LOOK]:
                 await self._ask(group, holder)
@@ -162,10 +163,10 @@ class Assignments:
 
     # ---- giving up -------------------------------------------------------------------------------
 
-    def _excluded(self) -> list[tuple[GroupId, str]]:
+    async def _excluded(self) -> list[tuple[GroupId, str]]:
         """Groups with a claim of a newer configuration without this agent, and the claim's holder."""
         found = []
-        for record in self._host.replica_records():
+        async for record in by_turns(list(self._host.replica_records()), RECORDS_PER_TURN):
             if record.state is ReplicaState.REMOVED or not self._host.has(record.group):
                 continue
             status = self._host.status(record.group)

@@ -55,7 +55,7 @@ class _Offer(NamedTuple):
 class LeaderBalancer:
     """`look()` begins each look at all groups led here."""
 
-    def __init__(self, host: Host, now_ms: Callable[[], int], *, settle_ms: int) -> None:
+    def __init__(self, host: Host, now_ms: Callable[[], int], *, settle_ms: Callable[[], int]) -> None:
         self._host = host
         self._now_ms = now_ms
         self._settle_ms = settle_ms
@@ -89,7 +89,7 @@ class LeaderBalancer:
         offered = self._offered.get(replica.group)
         if offered is not None and offered.stands(to, seen_ms, replica.core.term, now_ms):
             return False
-        return now_ms - latest_ms >= self._settle_ms
+        return now_ms - latest_ms >= self._settle_ms()
 
     def hand_over(self, replica: Replica, to: ReplicaId, drained: Collection[str]) -> None:
         """Begin, if this look has not begun enough; the next one asks again."""

@@ -26,6 +26,7 @@ from shoal.agent.placement.leader_balancer import LeaderBalancer
 from shoal.agent.placement.lost_replicas import LostReplicas
 from shoal.agent.placement.quiet_groups import QuietGroups
 from shoal.agent.placement.targets import Goals, Observed
+from shoal.agent.process.clock import by_turns
 from shoal.agent.topics.catalog import Catalog
 from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex
@@ -62,6 +63,8 @@ MAX_BALANCING_MOVES = 2
 MAX_STEPS_PER_LOOK = 32
 """Configurations proposed in one look: a topic of many partitions whose replication factor is lowered has a
 step for each of them at once."""
+GROUPS_PER_TURN = 128
+"""Of the loop: less than a millisecond for groups that need no step, as nearly all."""
 STEADY_MS = 10_000
 """Nothing moves for balance until the members have been the same for so long, or for `replace_after`."""
 
@@ -118,7 +121,6 @@ class Rebalancer:
         self._learners: dict[tuple[GroupId, ReplicaId], _Learner] = {}
         self._avoided_ms: dict[str, int] = {}
         """Agents that took nothing, and when that was noticed."""
-        self._steady_ms = min(STEADY_MS, replace_after_ms())
         self._placement = Goals(roster.agent_id)
         self._leader_balancer = LeaderBalancer(host, now_ms, settle_ms=self._steady_ms)
         self._quiet_groups = QuietGroups()
@@ -129,23 +131,34 @@ class Rebalancer:
         """Groups that needed no step with that replication factor, whatever was permitted, while the members
         have been the same."""
 
+    def _steady_ms(self) -> int:
+        """How long members have been the same before anything moves for balance."""
+        return min(STEADY_MS, self._replace_after_ms())
+
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await asyncio.sleep(STEP_INTERVAL_S)
-                self.tick(tasks)
+                await self.look(tasks)
 
-    def tick(self, tasks: asyncio.TaskGroup) -> None:
-        """One look at everything led here. Requests to learners' agents become tasks."""
+    async def look(self, tasks: asyncio.TaskGroup) -> None:
+        """One look at everything led here, in several turns of the loop. Requests to learners' agents become
+        tasks."""
         led = self._host.led_replicas()
+        await asyncio.sleep(0)
         observed = self._observe(led)
+        await asyncio.sleep(0)
         self._placement.look(observed)
         self._leader_balancer.look({replica.group for replica in led}, self._seen_ms)
+        await asyncio.sleep(0)
         self._quiet_groups.look(led, observed.members.live, self._now_ms())
+        await asyncio.sleep(0)
         self._forget_all_but(led)
         moving = {replica.group for replica in led if self._is_moving(replica)}
         proposed = 0
-        for replica in led:
+        async for replica in by_turns(led, GROUPS_PER_TURN):
+            if not replica.serves:
+                continue  # it led when the look began
             step = self._step_of(replica, observed, moving, tasks)
             if isinstance(step, Transfer):
                 self._leader_balancer.hand_over(replica, step.replica_id, observed.members.drained)
@@ -157,7 +170,14 @@ class Rebalancer:
     def _is_moving(self, replica: Replica) -> bool:
         """Whether a learner is brought up. Learners that have everything may stay for ever (`all`)."""
         learners = replica.core.configuration.learners
-        return any(self._learners[replica.group, learner].told is not True for learner in learners)
+        return any(self._learner(replica.group, learner).told is not True for learner in learners)
+
+    def _learner(self, group: GroupId, replica_id: ReplicaId) -> _Learner:
+        """Of a group's configuration, which may be newer than this look."""
+        key = group, replica_id
+        if key not in self._learners:
+            self._learners[key] = _Learner(self._now_ms())
+        return self._learners[key]
 
     def _forget_all_but(self, led: Sequence[Replica]) -> None:
         """A new leader begins anew: to tell a learner twice does no harm."""
@@ -218,7 +238,7 @@ class Rebalancer:
         if belonging != self._belonging:
             self._belonging = belonging
             self._belonging_since_ms = members.now_ms
-        steady = members.now_ms - self._belonging_since_ms >= self._steady_ms and all(
+        steady = members.now_ms - self._belonging_since_ms >= self._steady_ms() and all(
             item.agent_id in settled for item in belonging
         )
         dead = frozenset(name for name in self._lost_ms if members.is_dead(name))
@@ -341,7 +361,7 @@ class Rebalancer:
         for replica in configuration.replicas:
             if not replica.learner:
                 continue
-            learner = self._learners[led.group, replica.id]
+            learner = self._learner(led.group, replica.id)
             has_all = replica.id in caught_up
             if learner.told in (True, has_all) or self._now_ms() < learner.ask_again_ms:
                 continue

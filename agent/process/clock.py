@@ -2,8 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import NoReturn, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import NoReturn, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -42,3 +44,12 @@ async def repeat(interval_s: float, look: Callable[[], Awaitable[None]]) -> NoRe
     while True:
         await asyncio.sleep(interval_s)
         await look()
+
+
+async def by_turns(items: Iterable[T], items_per_turn: int) -> AsyncIterator[T]:
+    """All items, so many in one turn of the loop: an agent may hold thousands of partitions. Items may change
+    in between. Turns are counted, not timed, so that a simulation takes the same ones every time."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % items_per_turn == 0:
+            await asyncio.sleep(0)

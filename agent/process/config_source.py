@@ -6,16 +6,22 @@ agent/config.py.
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import stat
+import time
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.agent.config import SETTINGS, AgentConfig, ConfigError, all_given
-from shoal.agent.settings import FILE_SECTION
+from shoal.agent.settings import FILE_SECTION, outside_of_section
 
 FILE_BYTES_MAX = 1 << 20
+PIPE_SECONDS_MAX = 30.0
+"""From a pipe, to its end: a secret's store may be asked for what comes out of it."""
 
 
 class ConfigFileError(ConfigError):
@@ -32,9 +38,13 @@ class ConfigFile:
 
     def line_of(self, key: str) -> int | None:
         """Where the key is set, counted from 1."""
-        section = re.search(rf"^[ \t]*\[[ \t]*{FILE_SECTION}[ \t]*\]", self.text, re.MULTILINE)
-        pattern = rf"^[ \t]*(?:{FILE_SECTION}[ \t]*\.[ \t]*)?[\"']?{re.escape(key)}[\"']?[ \t]*="
-        found = re.compile(pattern, re.MULTILINE).search(self.text, section.end() if section else 0)
+        start, prefix = 0, ""
+        if key not in outside_of_section(self.settings):
+            section = re.search(rf"^[ \t]*\[[ \t]*{FILE_SECTION}[ \t]*\]", self.text, re.MULTILINE)
+            start = section.end() if section else 0
+            prefix = rf"(?:{FILE_SECTION}[ \t]*\.[ \t]*)?"
+        pattern = rf"^[ \t]*{prefix}[\"']?{re.escape(key)}[\"']?[ \t]*="
+        found = re.compile(pattern, re.MULTILINE).search(self.text, start)
         return None if found is None else self.text.count("\n", 0, found.start()) + 1
 
     def place(self, key: str) -> str:
@@ -46,8 +56,11 @@ class ConfigFile:
 def read_file(path: str) -> ConfigFile:
     """Raises ConfigFileError, which names file, line and key."""
     try:
-        with open(path, "rb") as file:
-            content = file.read(FILE_BYTES_MAX + 1)
+        if stat.S_ISFIFO(os.stat(path).st_mode):
+            content = _from_pipe(path)
+        else:
+            with open(path, "rb") as file:
+                content = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigFileError(f"{path}: {error.strerror}: name a readable TOML file") from None
     if len(content) > FILE_BYTES_MAX:
@@ -60,6 +73,32 @@ def read_file(path: str) -> ConfigFile:
         return ConfigFile(path, text, tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise ConfigFileError(f"{_place_in(path, text, str(error))} is not TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # tomllib's own limits, without a place
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise ConfigFileError(f"{path} is not TOML: {reason}") from None
+
+
+def _from_pipe(path: str) -> bytes:
+    """To its end, or somewhat more than a configuration may have. Raises OSError, ConfigFileError."""
+    content = bytearray()
+    end_s = time.monotonic() + PIPE_SECONDS_MAX
+    news = select.poll()
+    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else it would wait for a writer
+    try:
+        news.register(pipe, select.POLLIN)
+        while len(content) <= FILE_BYTES_MAX:
+            if not news.poll(max(0.0, end_s - time.monotonic()) * 1_000):
+                raise ConfigFileError(
+                    f"{path} is a pipe that nobody wrote to the end within {PIPE_SECONDS_MAX:g} s: name a"
+                    " file, or start its writer first"
+                )
+            piece = os.read(pipe, FILE_BYTES_MAX)
+            if not piece:
+                break
+            content += piece
+    finally:
+        os.close(pipe)
+    return bytes(content)
 
 
 def _place_in(path: str, text: str, said: str) -> str:
@@ -79,8 +118,17 @@ class ConfigSource:
     environment: Mapping[str, str]
     path: str
 
+    @property
+    def can_change(self) -> bool:
+        """Whether there is a file. A pipe says what it says once, and may keep its reader waiting."""
+        is_other = os.path.exists(self.path) and not (os.path.isfile(self.path) or os.path.isdir(self.path))
+        return bool(self.path) and not is_other
+
     def read(self) -> AgentConfig:
-        """Blocking. Raises ConfigError; a fault of the file with file, line and key."""
+        """Again, while an agent runs. Blocking. Raises ConfigError; a fault of the file with file, line and
+        key."""
+        if self.path and not self.can_change:
+            raise ConfigFileError(f"{self.path} is no regular file, and no other can be read again")
         return self.settle(self.file())
 
     def file(self) -> ConfigFile:
@@ -108,7 +156,7 @@ class ConfigSource:
         section = file.settings.get(FILE_SECTION, file.settings)
         if not isinstance(section, Mapping):
             return [FILE_SECTION]
-        return [
+        return outside_of_section(file.settings) or [
             key
             for key in section
             if (name := key.replace("-", "_")) not in SETTINGS or self.is_fixed(name) is None

@@ -18,6 +18,7 @@ from shoal.agent.process.errors import StartError
 from shoal.agent.process.ports import PortError
 from shoal.segment_store.errors import StoreError
 
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 logger = logging.getLogger("shoal.agent")
 
 
@@ -52,14 +53,25 @@ def _leaves(group: BaseExceptionGroup[BaseException] | None) -> Iterator[BaseExc
 
 
 @contextmanager
-def asked_by_signals(ask: Callable[[], None], reload: Callable[[], None] | None = None) -> Iterator[None]:
-    """SIGTERM and SIGINT call `ask`; SIGHUP calls `reload`, or `ask` where there is none."""
-    loop = asyncio.get_running_loop()
-    handlers = {signal.SIGTERM: ask, signal.SIGINT: ask, signal.SIGHUP: reload or ask}
-    for number, handler in handlers.items():
-        loop.add_signal_handler(number, handler)
+def held_back() -> Iterator[None]:
+    """Processes that are started meanwhile hold the signals of `asked_by_signals` back until they are in it.
+    Before that, the signals would end them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     try:
         yield
     finally:
-        for number in handlers:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def asked_by_signals(ask: Callable[[], None], reload: Callable[[], None] | None = None) -> Iterator[None]:
+    """SIGTERM and SIGINT call `ask`; SIGHUP calls `reload`, or `ask` where there is none."""
+    loop = asyncio.get_running_loop()
+    for number in HANDLED:
+        loop.add_signal_handler(number, (reload or ask) if number is signal.SIGHUP else ask)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)  # what was held back comes now
+    try:
+        yield
+    finally:
+        for number in HANDLED:
             loop.remove_signal_handler(number)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import socket
 import stat
@@ -23,6 +24,8 @@ LOCK_SECONDS = 2.0
 """Two agents that are given one path look and bind one after the other."""
 LOCK_RETRY_SECONDS = 0.02
 
+logger = logging.getLogger("shoal.agent")
+
 
 def listen_at(path: str) -> socket.socket:
     """Raises PortError."""
@@ -33,7 +36,7 @@ def listen_at(path: str) -> socket.socket:
                 os.unlink(path)
             listener.bind(path)
             os.chmod(path, MODE)  # nobody connects before it listens
-        listener.listen(HTTP_BACKLOG)
+            listener.listen(HTTP_BACKLOG)  # under the lock: the socket of an agent that starts is no leftover
         listener.setblocking(False)
     except OSError as error:
         listener.close()
@@ -64,11 +67,16 @@ def _refusal(path: str, error: OSError) -> PortError:
 
 
 def remove(path: str, listener: socket.socket) -> None:
-    """The path, unless another socket has taken it since. `listener` may be closed already."""
+    """The path, unless something else has taken it since. `listener` may be closed already."""
     listener.close()
-    with contextlib.suppress(FileNotFoundError):
-        if not _is_listened_to(path):
-            os.unlink(path)
+    try:
+        with _alone_in(os.path.dirname(path) or "."):
+            if _is_left_over(path):
+                os.unlink(path)
+    except PortError:
+        return  # it is somebody else's now
+    except OSError as error:
+        logger.warning("cannot remove the socket %s: %s", path, error.strerror or error)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from shoal.agent.events.change_counter import Watch
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError
+from shoal.agent.process.clock import by_turns
 from shoal.agent.routing.table import (
     Claim,
     OwnClaims,
@@ -34,6 +35,7 @@ from shoal.agent.routing.table import (
 REFRESH_MS = 1_000  # offsets of own replicas; also the least time between two changes of the gossiped version
 PULL_ALL_EVERY = 2  # refreshes between two pulls from everybody, which bring the offsets of others
 REFRESH_ALL_EVERY = 10  # refreshes of which one looks at idle replicas too: a thousand take ten milliseconds
+CLAIMS_PER_TURN = 64  # of the loop, where nobody waits for them: less than a millisecond
 PULL_TIMEOUT_MS = 2_000
 PULL_JITTER_MS = 50  # a leadership change seen by all must not make all ask in the same instant
 RETRY_S = 0.1
@@ -74,18 +76,18 @@ class RouteExchange:
         peers: Peers,
         watch: Watch,
         rng: random.Random,
-        claims: Callable[[], Iterable[Claim]],
+        held: Callable[[], Iterable[GroupId]],
         claim: Callable[[GroupId], Claim | None],
         touched: Callable[[], Iterable[GroupId]],
     ) -> None:
-        """`claims` and `claim`: the replicas held here, and one of them. `touched`: those whose logs may have
-        grown since this was last asked."""
+        """`held` and `claim`: the groups with replicas here, and what is said of one. `touched`: those whose
+        logs may have grown since this was last asked."""
         self.table = RouteTable()
         self.own = OwnClaims(peers.agent_id, watch.run)
         self._peers = peers
         self._watch = watch
         self._rng = rng
-        self._claims = claims
+        self._held = held
         self._claim = claim
         self._touched = touched
         self._announced = 0
@@ -178,10 +180,26 @@ class RouteExchange:
     def refresh(self, *, wholly: bool = True) -> None:
         """Offsets and sizes of everything held, or of what has been at work since the last time, and the
         version that gossip carries."""
+        touched = self._touched()
         if wholly:
             self._refreshed_s = asyncio.get_running_loop().time()
-        touched = self._touched()
-        moved = self._refresh_all() if wholly else self._refresh_some(touched)
+            touched = self._all()
+        self._show(moved=self._refresh_some(touched))
+
+    async def _refresh_in_turns(self) -> None:
+        """All of it, while others have the loop in between."""
+        self._refreshed_s = asyncio.get_running_loop().time()
+        self._touched()  # they are among all
+        moved = False
+        async for group in by_turns(self._all(), CLAIMS_PER_TURN):
+            moved |= self._refresh_some((group,))
+        self._show(moved=moved)
+
+    def _all(self) -> Iterable[GroupId]:
+        """Those held, and those claimed to be."""
+        return dict.fromkeys((*self._held(), *(claim.group for claim in self.own.held())))
+
+    def _show(self, *, moved: bool) -> None:
         self._merge_own()
         if moved:
             self._tell()
@@ -189,15 +207,6 @@ class RouteExchange:
         if published != self._published:
             self._published = published
             self._peers.set_placement(*published)
-
-    def _refresh_all(self) -> bool:
-        held = {claim.group: claim for claim in self._claims()}
-        moved = False
-        for claim in held.values():
-            moved |= self.own.set(claim)
-        for gone in [claim.group for claim in self.own.held() if claim.group not in held]:
-            moved |= self.own.remove(gone)
-        return moved
 
     def _refresh_some(self, groups: Iterable[GroupId]) -> bool:
         moved = False
@@ -262,7 +271,10 @@ class RouteExchange:
     async def _refresh_for_ever(self) -> None:
         rounds = 0
         while True:
-            self.refresh(wholly=rounds % REFRESH_ALL_EVERY == 0)
+            if rounds % REFRESH_ALL_EVERY == 0:
+                await self._refresh_in_turns()
+            else:
+                self.refresh(wholly=False)
             self.look()
             rounds += 1
             if rounds % PULL_ALL_EVERY == 0:

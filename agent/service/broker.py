@@ -30,9 +30,9 @@ from shoal.agent.process.process_statistics import process_statistics
 from shoal.agent.service import documents, metrics
 from shoal.agent.service.cluster_view import AgentFacts, Joined
 from shoal.agent.service.event_sources import EventSources
+from shoal.agent.service.groups import GroupService
 from shoal.agent.service.level_admin import LevelService
 from shoal.agent.service.readiness import catalog_check, disk_check
-from shoal.agent.service.records import RecordService
 from shoal.errors import ShoalError
 from shoal.format.timestamps import format_time
 from shoal.membership.interface import JoinError
@@ -41,7 +41,7 @@ MAX_WAIT_MS = 60_000  # of a blocking query, as docs/http.md says
 MAX_DAMAGE_SHOWN = 100  # ranges of one partition: a reader of more needs no list of them
 
 
-class Broker(RecordService, LevelService):
+class Broker(GroupService, LevelService):
     """One per agent: all that agent/interface.py asks for."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Broker(RecordService, LevelService):
             "uptime_seconds": (self._clock.now_ms() - self._started_ms) // 1_000,
             "catalog": None
             if not self.catalog_birth
-            else documents.catalog_document(self.catalog_birth, self._catalog),
+            else documents.catalog_document(self.catalog_birth, self._catalog, self._cluster.level),
             "damage": [
                 documents.damage_document(topic, partition, item)
                 for topic, partition, status in statuses
@@ -153,6 +153,7 @@ class Broker(RecordService, LevelService):
         reading: dict[str, Value] = {
             "shoal_build_info": {(facts.version, facts.disk_kind): 1},
             "shoal_uptime_seconds": (self._clock.now_ms() - self._started_ms) / 1_000,
+            "shoal_understood_level": facts.levels.highest,
             "shoal_topics": len(cluster.topics.topics),
             "shoal_kept_topics": len(cluster.kept()),
             "shoal_cleared_writes_total": len(cluster.cleared_writes),
@@ -163,6 +164,7 @@ class Broker(RecordService, LevelService):
             **metrics.of_process(process_statistics()),
         }
         if isinstance(cluster, Joined):
+            reading["shoal_cluster_level"] = cluster.topics.level
             reading |= metrics.of_clocks(cluster.host.clocks)
             reading |= metrics.of_disk(cluster.host.free_space)
             reading |= metrics.of_scrub(cluster.scrubber.statistics)

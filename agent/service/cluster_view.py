@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from shoal.agent.config import AgentConfig
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
@@ -17,6 +17,7 @@ from shoal.agent.events.change_counter import Watch
 from shoal.agent.host.host import Host
 from shoal.agent.host.scrubber import Scrubber, ScrubStatistics
 from shoal.agent.interface import Leader, Topic
+from shoal.agent.levels import FIRST_LEVEL, HOLD, SUPPORTED, Level, LevelRange, common_level
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.members import tags
 from shoal.agent.members.roster import Roster
@@ -26,8 +27,10 @@ from shoal.agent.process.clock import Clock
 from shoal.agent.routing.exchange import RouteExchange
 from shoal.agent.routing.table import Claim, RouteTable
 from shoal.agent.service import documents
+from shoal.agent.service.letters import DeadLetters
 from shoal.agent.topics.catalog import Catalog, TopicEntry
 from shoal.agent.topics.catalog_service import CatalogService
+from shoal.agent.topics.catalog_upkeep import understood_levels
 from shoal.agent.topics.kept import Kept
 from shoal.agent.topics.settings import check_topic_form
 from shoal.errors import ShoalError
@@ -38,7 +41,8 @@ _group_id = lru_cache(maxsize=8192)(GroupId)  # asked for with every request, as
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """Facts about an agent, for this run. `measures`: what it has counted since it started."""
+    """Facts about an agent, for this run. `measures`: what it has counted since it started. `levels`: those
+    that it understands."""
 
     config: AgentConfig
     agent_id: str
@@ -47,6 +51,7 @@ class AgentFacts:
     version: str
     disk_kind: str
     measures: Measures = field(default_factory=Measures)
+    levels: LevelRange = SUPPORTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ class Joined:
     catalog: CatalogService
     routes: RouteExchange
     scrubber: Scrubber
+    letters: DeadLetters
 
     @property
     def topics(self) -> Catalog:
@@ -74,6 +80,11 @@ class Joined:
     def scrubbed(self) -> ScrubStatistics | None:
         return self.scrubber.statistics
 
+    @property
+    def level(self) -> Level:
+        """The highest that the cluster is known to have had."""
+        return self.catalog.local.level
+
     def freshen(self) -> None:
         self.routes.freshen()
 
@@ -89,6 +100,7 @@ class Alone:
 
     def __init__(self) -> None:
         self.topics = Catalog()
+        self.level = FIRST_LEVEL
         self.table = RouteTable()
         self.cleared_writes: Mapping[GroupId, LogIndex] = {}
         self.scrubbed: ScrubStatistics | None = None
@@ -156,6 +168,37 @@ class ClusterView:
 
     def _names(self) -> dict[str, str]:
         return {member.name: member.tags.get(tags.TAG_NAME, "") for member in self._roster.members()}
+
+    # ---- the level -------------------------------------------------------------------------------
+
+    def level_document(self) -> dict[str, Any]:
+        """GET /v1/cluster/level. `possible`: the highest that all understand who have not left; null where
+        they differ. Members that have left are listed while replicas wait for them."""
+        self._parts()
+        holders = self._cluster.table.holders()
+        understood = understood_levels(self._roster, holders)
+        left = self._roster.levels_of_left()
+        listed = {**understood, **{agent_id: left[agent_id] for agent_id in left.keys() & holders}}
+        said = {member.name: (member.status, member.tags) for member in self._roster.members()}
+        rows = [
+            (agent_id, levels, *said.get(agent_id, ("unknown", {})))
+            for agent_id, levels in sorted(listed.items())
+        ]
+        return {
+            "level": self._catalog.level,
+            "possible": common_level(understood.values()),
+            "members": [
+                {
+                    "id": agent_id,
+                    "name": its_tags.get(tags.TAG_NAME) or None,
+                    "status": status,
+                    "lowest": levels.lowest,
+                    "highest": levels.highest,
+                    "holds": its_tags.get(tags.TAG_LEVELS, "").endswith(HOLD),
+                }
+                for agent_id, levels, status, its_tags in rows
+            ],
+        }
 
     # ---- leaders ---------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
+from shoal.agent.levels import Level
 from shoal.agent.members.tags import TAG_DOMAIN, TAG_DRAINED, TAG_NAME, is_ours, is_shoal, url_of
 from shoal.agent.routing.table import Claim, RouteTable
 from shoal.agent.topics.catalog import Catalog, TopicEntry
@@ -102,13 +103,14 @@ def _role_now(view: Overview, claim: Claim, agent_id: str) -> str:
     return "leader" if leadership is not None and leadership.leader == agent_id else "follower"
 
 
-def catalog_document(birth: Sequence[str], catalog: Catalog) -> dict[str, Any]:
-    """The catalog in an agent's document. epoch: in hexadecimal digits, "0" until a recovery by force."""
+def catalog_document(birth: Sequence[str], catalog: Catalog, level: Level) -> dict[str, Any]:
+    """The catalog in an agent's document. epoch: in hexadecimal digits, "0" until a recovery by force. level:
+    what an agent has to understand that joins."""
     return {
         "birth": list(birth),
         "version": catalog.offset,
         "epoch": format(catalog.epoch, "x"),
-        "level": catalog.level,
+        "level": level,
     }
 
 

@@ -9,50 +9,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shoal.agent.levels import HOLD, Level, LevelRange, common_level, level_in
-from shoal.agent.members.tags import LIVE, TAG_LEVELS
+from shoal.agent.levels import NAMED_MAX, Level, LevelRange, common_level, level_in
+from shoal.agent.members.tags import LIVE
 from shoal.agent.service.topic_admin import TopicService
 from shoal.agent.topics.catalog import RaiseLevel
 from shoal.agent.topics.catalog_upkeep import understood_levels
 from shoal.errors import ShoalError
 
-NAMED_MAX = 8
-"""Members that a refusal names."""
 WITHOUT_MAX = 64
 """Agents that a request calls gone for good."""
 
 
 class LevelService(TopicService):
     """Part of the broker."""
-
-    def level_document(self) -> dict[str, Any]:
-        """GET /v1/cluster/level. `possible`: the highest that all understand who have not left; null where
-        they differ. Members that have left are listed while replicas wait for them."""
-        self._parts()
-        understood, holders = self._understood(), self._cluster.table.holders()
-        left = self._roster.levels_of_left()
-        listed = {**understood, **{agent_id: left[agent_id] for agent_id in left.keys() & holders}}
-        members = {member.name: member for member in self._roster.members()}
-        names = self._names()
-        return {
-            "level": self._catalog.level,
-            "possible": common_level(understood.values()),
-            "members": [
-                {
-                    "id": agent_id,
-                    "name": names.get(agent_id) or None,
-                    "status": members[agent_id].status if agent_id in members else "unknown",
-                    "lowest": levels.lowest,
-                    "highest": levels.highest,
-                    "holds": agent_id in members
-                    and members[agent_id].tags.get(TAG_LEVELS, "").endswith(HOLD),
-                }
-                for agent_id, levels in sorted(listed.items())
-            ],
-        }
-
-    def _understood(self) -> dict[str, LevelRange]:
-        return understood_levels(self._roster, self._cluster.table.holders())
 
     async def raise_level(self, wanted: object, without: object, timeout_ms: int) -> dict[str, Any]:
         """POST /v1/cluster/level: to the level wanted, None for the highest that all understand. `without`:
@@ -74,13 +43,13 @@ class LevelService(TopicService):
         return self.level_document()
 
     def _understood_without(self, without: object) -> dict[str, LevelRange]:
-        understood, names = self._understood(), self._names()
+        understood, names = understood_levels(self._roster, self._cluster.table.holders()), self._names()
         if not isinstance(without, list) or len(without) > WITHOUT_MAX:
             raise ShoalError("bad-request", f"without has to be a list of up to {WITHOUT_MAX} ids or names")
         live = {member.name for member in self._roster.members() if member.status in LIVE}
         for item in without:
             found = [agent for agent in understood if item in (agent, names.get(agent))]
-            if len(found) != 1:
+            if not item or len(found) != 1:  # an agent that gossip has forgotten has no name
                 raise ShoalError(
                     "bad-request",
                     f"{str(item)[:64]!r} is no agent that counts: `shoal cluster level` shows them",

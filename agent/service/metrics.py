@@ -1,17 +1,17 @@
 """The metrics of an agent: numbers that it keeps, and facts that are looked up when asked for.
 
 Law of this file: it reads and adds up; nothing is counted here, and no text is made. A walk over replicas
-gives the event loop back after each REPLICAS_PER_SLICE of them: an agent may hold thousands. Names and help
+gives the event loop back after each REPLICAS_PER_TURN of them: an agent may hold thousands. Names and help
 texts stand in agent/metrics/families.py.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from shoal.agent.durable.ids import GroupId
+from shoal.agent.groups.fold import GroupFold
 from shoal.agent.host.free_space import FreeSpace
 from shoal.agent.host.host import Host
 from shoal.agent.host.scrubber import ScrubStatistics
@@ -24,12 +24,14 @@ from shoal.agent.partition.clock_skew import PeerClocks
 from shoal.agent.partition.replica import Replica
 from shoal.agent.partition.status import ReplicaStatus, ServingState, status_of
 from shoal.agent.peers.links import Links
+from shoal.agent.process.clock import by_turns
 from shoal.agent.process.process_statistics import ProcessStatistics
+from shoal.agent.receive import GroupNumbers
+from shoal.errors import ShoalError
 from shoal.membership.interface import Member
 
-REPLICAS_PER_SLICE = 64
-"""Looked at in one turn of the loop: less than a millisecond of work. Counted, not timed: a simulation takes
-the same turns every time."""
+REPLICAS_PER_TURN = 64
+"""Less than a millisecond of work."""
 MEMBER_STATUSES = ("alive", "suspect", "failed", "leaving", "left")
 ROLES = {"LEADER": "leader", "FOLLOWER": "follower", "PRE_CANDIDATE": "candidate", "CANDIDATE": "candidate"}
 OUT_OF_SERVICE = (ServingState.INSTALLING, ServingState.FAILED, ServingState.LOST)
@@ -41,6 +43,13 @@ OF_PARTITION: Mapping[str, Callable[[ReplicaStatus], int]] = {
     "shoal_partition_log_end_offset": lambda status: status.log_end_offset,
     "shoal_partition_size_bytes": lambda status: status.size_bytes,
     "shoal_partition_damaged_ranges": lambda status: len(status.damaged_ranges),
+}
+
+OF_GROUP: Mapping[str, Callable[[GroupNumbers], int]] = {
+    "shoal_group_lag_records": lambda numbers: numbers.lag,
+    "shoal_group_in_flight_records": lambda numbers: numbers.in_flight,
+    "shoal_group_delayed_records": lambda numbers: numbers.delayed,
+    "shoal_group_window_full": lambda numbers: int(numbers.window == "window-full"),
 }
 
 
@@ -57,6 +66,11 @@ def of_measures(measures: Measures) -> Reading:
         "shoal_fetched_bytes_total": measures.fetched_bytes,
         "shoal_trimmed_records_total": measures.trimmed_records,
         "shoal_trimmed_bytes_total": measures.trimmed_bytes,
+        "shoal_group_received_messages_total": measures.groups.received,
+        "shoal_group_redelivered_messages_total": measures.groups.redelivered,
+        "shoal_group_acked_messages_total": measures.groups.acked,
+        "shoal_group_dead_messages_total": measures.groups.dead,
+        "shoal_group_skipped_messages_total": measures.groups.skipped,
         "shoal_commit_seconds": measures.commit,
         "shoal_replication_seconds": measures.replication,
         "shoal_fetch_seconds": measures.fetch,
@@ -148,17 +162,25 @@ async def of_replicas(
     """Of those that are here when it begins, and still are when it gets to them. `topic_name`: None for one
     that the catalog does not know."""
     tally = ReplicaTally(topic_name, partitions=partitions)
-    for number, replica in enumerate(host.open_replicas(), 1):
+    async for replica in by_turns(host.open_replicas(), REPLICAS_PER_TURN):
         if host.open_replica(replica.group) is replica:
             tally.add(status_of(replica), _lags(replica))
-        if number % REPLICAS_PER_SLICE == 0:
-            await asyncio.sleep(0)
-    for number, group in enumerate(host.stopped_groups(), 1):
+            if partitions:
+                tally.add_groups(replica.group, _groups_led(host, replica))
+    async for group in by_turns(host.stopped_groups(), REPLICAS_PER_TURN):
         if host.open_replica(group) is None and host.has(group):
             tally.add(host.status(group), {})
-        if number % REPLICAS_PER_SLICE == 0:
-            await asyncio.sleep(0)
     return tally.reading()
+
+
+def _groups_led(host: Host, replica: Replica) -> list[tuple[str, GroupNumbers]]:
+    """Of a leader whose log has consumer groups."""
+    if not replica.is_leader or not isinstance(replica.state.fold, GroupFold):
+        return []
+    try:
+        return host.keeper(replica.group).numbers_of_all()
+    except ShoalError:  # it has just stopped to serve, which its state tells
+        return []
 
 
 def _lags(replica: Replica) -> Mapping[str, int]:
@@ -187,7 +209,8 @@ class ReplicaTally:
         self._names: dict[str, str] = {}
         self._series: dict[str, dict[Labels, Number]] = {}
         if partitions:
-            self._series = {name: {} for name in (*OF_PARTITION, "shoal_partition_follower_lag_entries")}
+            names = (*OF_PARTITION, "shoal_partition_follower_lag_entries", *OF_GROUP)
+            self._series = {name: {} for name in names}
 
     def add(self, status: ReplicaStatus, lags: Mapping[str, int]) -> None:
         """`lags`: entries that each follower lacks, by its agent's id."""
@@ -206,6 +229,13 @@ class ReplicaTally:
             series[name][labels] = value(status)
         for follower, lag in lags.items():
             series["shoal_partition_follower_lag_entries"][*labels, self._name(follower)] = lag
+
+    def add_groups(self, group: GroupId, numbers: Iterable[tuple[str, GroupNumbers]]) -> None:
+        """`numbers`: of the consumer groups that a replica leads, by their names."""
+        if (topic := self._topic_name(group)) is not None:
+            for name, found in numbers:
+                for series, value in OF_GROUP.items():
+                    self._series[series][topic, str(group.partition), name] = value(found)
 
     def _name(self, agent_id: str) -> str:
         """Looked up once: a thousand partitions have the same few followers."""

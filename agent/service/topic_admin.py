@@ -10,11 +10,12 @@ import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.interface import MAX_REPLICATION_FACTOR
-from shoal.agent.levels import too_low
+from shoal.agent.levels import outlook, too_low
 from shoal.agent.members.roster import candidate_of
 from shoal.agent.service import documents
 from shoal.agent.service.cluster_view import ClusterView, not_leader
@@ -32,9 +33,11 @@ from shoal.agent.topics.entries import mask_of
 from shoal.agent.topics.settings import (
     TopicSettings,
     changed_settings,
+    check_sizes,
     check_topic_name,
     settings_from_body,
     settings_version,
+    with_changes,
 )
 from shoal.errors import ShoalError
 from shoal.format.hash_ranges import hash_ranges
@@ -44,6 +47,7 @@ NEWCOMERS_WAIT_MS = 1_500  # gossip tells of a joined cluster within a few hundr
 ALTER_ATTEMPTS_MAX = 16
 """Changes of one topic at the same time, each of which makes the others begin again."""
 RISE_WAIT_MS = 1_500  # a cluster that was just founded takes its level within half a second
+_KEY_BYTES = 8
 LEADERS_WAIT_MS = 1_000  # a newborn group elects its preferred leader within a few round trips
 
 
@@ -73,10 +77,10 @@ class TopicService(ClusterView):
         return documents.topic_document(self._view(), entry)
 
     async def create_topic(
-        self, name: str, body: Mapping[str, Any] | None, timeout_ms: int
+        self, name: str, body: Mapping[str, Any] | None, timeout_ms: int, key: str | None = None
     ) -> tuple[bool, dict[str, Any]]:
-        """PUT /v1/topics/{topic}: True when this call made it. Linearizable: only the catalog's leader
-        answers.
+        """PUT /v1/topics/{topic}: True when this call made it, or an earlier one of the same `key`.
+        Linearizable: only the catalog's leader answers.
 
         ShoalError illegal-name, bad-request, topic-differs, not-enough-members, catalog-full,
         not-leader (with leader_url), no-leader, timeout.
@@ -84,20 +88,21 @@ class TopicService(ClusterView):
         self._parts()
         check_topic_name(name)
         settings, explicit_factor = settings_from_body(body)
+        check_sizes(settings)
         service = await self._current_catalog(timeout_ms)
         existing = service.catalog.topics.get(name)
         if existing is not None:
-            return False, self._equal_or_differs(existing, settings)
+            return _is_made_by(key, existing), self._equal_or_differs(existing, settings)
         self._parts().host.free_space.require()  # deletions use what is left of a full disk
         await self._let_newcomers_in(settings)
-        entry = await self._new_entry(name, settings, explicit_factor=explicit_factor)
+        entry = await self._new_entry(name, key, settings, explicit_factor=explicit_factor)
         applied = await service.propose(CreateTopic(entry), timeout_ms)
         _check_room(applied, service)
         if applied.outcome == "sealed":
             raise ShoalError("not-ready", "this empty cluster is joining another one: ask again shortly")
         assert applied.entry is not None
         if applied.outcome != "done":
-            return False, self._equal_or_differs(applied.entry, settings)
+            return _is_made_by(key, applied.entry), self._equal_or_differs(applied.entry, settings)
         await asyncio.gather(service.exchange.tell_peers(), self._wait_for_leaders(entry))
         return True, self._document(entry)
 
@@ -161,8 +166,11 @@ class TopicService(ClusterView):
             raise ShoalError("topic-differs", f"topic {entry.name} exists, and {'; '.join(differences)}")
         return self._document(entry)
 
-    async def _new_entry(self, name: str, settings: TopicSettings, *, explicit_factor: bool) -> TopicEntry:
-        """The birth: a random id and, per partition, hash range and voters (safety 1)."""
+    async def _new_entry(
+        self, name: str, key: str | None, settings: TopicSettings, *, explicit_factor: bool
+    ) -> TopicEntry:
+        """The birth: a new id and, per partition, hash range and voters (safety 1). Half of the id is always
+        random, as no two topics have one. The other half tells a repeated request which topic it has made."""
         members = self._roster.birthplaces()
         factor = settings.replication_factor
         if not members:
@@ -177,7 +185,7 @@ class TopicService(ClusterView):
                 f"{self.asked}: start more agents, or leave the factor out",
             )
         candidates = [candidate_of(member) for member in members]
-        topic_id = os.urandom(16)
+        topic_id = (os.urandom(_KEY_BYTES) if key is None else _digest(key)) + os.urandom(_KEY_BYTES)
         wanted = settings.wanted_replicas(len(members))
         births = []
         for partition, bounds in enumerate(hash_ranges(settings.partitions)):
@@ -226,20 +234,23 @@ class TopicService(ClusterView):
         alone, and counts on any settings. ShoalError level-too-low."""
         alter = AlterTopic(entry.topic_id, entry.settings, settings)
         needed, level = level_of_command(alter), service.catalog.level
-        is_for_former = (
-            if_version is None and settings.replication_factor == entry.settings.replication_factor
-        )
+        is_for_former = if_version is None and with_changes(entry.settings, settings) == settings
         if level < needed and is_for_former:
             return ChangeTopic(entry.topic_id, settings)
         if level < needed:
             # A cluster that was just founded takes its level within half a second.
-            rises = all(levels.has(needed) for levels in self._roster.understood_levels().values())
+            understood = self._roster.understood_levels()
+            is_held = not understood.keys().isdisjoint(self._roster.holds_level())
+            rises = not is_held and all(levels.has(needed) for levels in understood.values())
             if rises and await service.local.wait_until(
                 lambda: service.catalog.level >= needed, RISE_WAIT_MS
             ):
                 return alter
-            subject = f"another replication factor of {entry.name}" if if_version is None else "`if_version`"
-            raise ShoalError("level-too-low", f"nothing was changed: {too_low(subject, needed, level)}")
+            grows = settings.replication_factor != entry.settings.replication_factor
+            wished = "another replication factor" if grows else "this change"
+            subject = f"{wished} of {entry.name}" if if_version is None else "`if_version`"
+            why = too_low(subject, needed, level, outlook(self.level_document()))
+            raise ShoalError("level-too-low", f"nothing was changed: {why}")
         return alter
 
     async def delete_topic(self, name: str, timeout_ms: int) -> None:
@@ -279,6 +290,14 @@ class TopicService(ClusterView):
             for agent_id, claim in claims.items():
                 found.update((agent_id, *claim.voters, *claim.learners))
         return frozenset(found)
+
+
+def _is_made_by(key: str | None, entry: TopicEntry) -> bool:
+    return key is not None and entry.topic_id.startswith(_digest(key))
+
+
+def _digest(key: str) -> bytes:
+    return blake2b(key.encode(), digest_size=_KEY_BYTES).digest()
 
 
 def _check_room(applied: Applied, service: CatalogService) -> None:

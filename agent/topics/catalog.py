@@ -36,6 +36,14 @@ from shoal.agent.topics.entries import (
     tombstone_document,
     tombstone_from,
 )
+from shoal.agent.topics.groups_catalog import (
+    ChangeGroup,
+    CreateGroup,
+    DeleteGroup,
+    GroupCommand,
+    GroupOutcome,
+    groups_after,
+)
 from shoal.agent.topics.settings import TopicSettings, altered, with_changes
 
 MAX_STATE_BYTES = 16 << 20
@@ -156,8 +164,11 @@ Command = (
     | ConfirmBirths
     | RepeatBirths
     | RaiseLevel
+    | CreateGroup
+    | ChangeGroup
+    | DeleteGroup
 )
-Outcome = Literal[
+TopicOutcome = Literal[
     "done",
     "name-taken",
     "id-taken",
@@ -169,7 +180,9 @@ Outcome = Literal[
     "full",
     "already-applied",
     "too-late",
+    "no-groups-here",
 ]
+Outcome = TopicOutcome | GroupOutcome
 
 
 @dataclass(slots=True)
@@ -235,6 +248,8 @@ class Catalog:
                 return self._bear_again(topic_id, rebirths)
             case RaiseLevel(level):
                 return self._raise_level(level)
+            case CreateGroup() | ChangeGroup() | DeleteGroup():
+                return self._change_groups(command, offset)
             case BeginEpoch():
                 return "already-applied"
 
@@ -258,6 +273,8 @@ class Catalog:
             case CreateTopic(entry):
                 return self.topics.get(entry.name)
             case ChangeTopic(topic_id) | AlterTopic(topic_id):
+                return self._by_id.get(topic_id)
+            case CreateGroup(topic_id) | ChangeGroup(topic_id) | DeleteGroup(topic_id):
                 return self._by_id.get(topic_id)
         return None
 
@@ -298,14 +315,27 @@ class Catalog:
                 continue
             births[partition] = replace(births[partition], voters=voters, generation=generation)
         again = replace(entry, partitions=tuple(births))
-        if again == entry:
-            return "too-late"
+        return "too-late" if again == entry else self._put_if_it_fits(entry, again)
+
+    def _put_if_it_fits(self, entry: TopicEntry, again: TopicEntry) -> TopicOutcome:
+        """A changed entry in the place of the former, unless the catalog has no room for it."""
         grown = again.cost() - entry.cost()
         if grown > 0 and self.cost + grown > MAX_COST:
             return "full"
         self.cost += grown
         self._put(again)
         return "done"
+
+    def _change_groups(self, command: GroupCommand, offset: int) -> Outcome:
+        entry = self._by_id.get(command.topic_id)
+        if entry is None:
+            return "unknown-id"
+        if entry.letters_of is not None:
+            return "no-groups-here"
+        outcome, groups = groups_after(entry.groups, command, (self.epoch, offset))
+        if outcome != "done":
+            return outcome
+        return self._put_if_it_fits(entry, replace(entry, groups=groups))
 
     def _create(self, entry: TopicEntry) -> Outcome:
         if self.sealed_for is not None:
@@ -384,6 +414,7 @@ class Catalog:
         assert not set(self._by_id) & set(self.tombstones), "a topic is both alive and dead"
         assert all(tombstone.waiting_for for tombstone in self.tombstones.values())
         assert self.sealed_for is None or not self.topics
+        assert not any(entry.groups and entry.letters_of is not None for entry in self.topics.values())
         assert self.cost == self._counted()
 
     def _counted(self) -> int:

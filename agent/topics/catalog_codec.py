@@ -31,6 +31,10 @@ from shoal.agent.topics.entries import (
     entry_document,
     entry_from,
     generation_in,
+    group_document,
+    group_from,
+    group_key_in,
+    group_settings_in,
     id_in,
     integer_in,
     list_in,
@@ -41,6 +45,7 @@ from shoal.agent.topics.entries import (
     settings_in,
     voters_in,
 )
+from shoal.agent.topics.groups_catalog import ChangeGroup, CreateGroup, DeleteGroup
 from shoal.agent.topics.settings import TopicSettings
 
 MAX_COMMAND_BYTES = 1 << 20  # 1,024 partitions with seven voters of 32 hex digits each, and room
@@ -57,6 +62,9 @@ OPERATIONS: dict[type[Command], str] = {
     ConfirmBirths: "born",
     RepeatBirths: "rebirth",
     RaiseLevel: "level",
+    CreateGroup: "group-create",
+    ChangeGroup: "group-change",
+    DeleteGroup: "group-delete",
 }
 """The names under `op`, which are those of levels.py."""
 
@@ -68,15 +76,20 @@ def level_of_command(command: Command) -> Level:
         case RaiseLevel(raised):
             return max(level, raised)
         case CreateTopic(entry):
-            return max(level, level_of_settings(entry.settings))
+            with_groups = entry.groups or entry.letters_of is not None
+            needed = level_of(AdditionKind.CATALOG_COMMAND, OPERATIONS[CreateGroup]) if with_groups else level
+            return max(level, needed, level_of_settings(entry.settings))
         case ChangeTopic(_, settings):
             return max(level, level_of_settings(settings))
+        case AlterTopic(_, before, settings):
+            return max(level, level_of_settings(before), level_of_settings(settings))
     return level
 
 
 def level_of_settings(settings: TopicSettings) -> Level:
     """Of the newest one that is written. Agents of lower levels refuse settings that they do not know."""
-    return max(level_of(AdditionKind.TOPIC_SETTING, name) for name in settings.to_document())
+    names = (*settings.to_catalog(), *settings.later_settings())
+    return max(level_of(AdditionKind.TOPIC_SETTING, name) for name in names)
 
 
 def encode_command(command: Command) -> bytes:
@@ -86,9 +99,9 @@ def encode_command(command: Command) -> bytes:
         case CreateTopic(entry):
             document |= {"topic": entry_document(entry)}
         case ChangeTopic(topic_id, settings):
-            document |= {"id": topic_id.hex(), "settings": settings.to_document()}
+            document |= {"id": topic_id.hex(), "settings": settings.to_catalog()}
         case AlterTopic(topic_id, before, settings):
-            both = {"before": before.to_document(), "settings": settings.to_document()}
+            both = {"before": before.to_catalog(), "settings": settings.to_catalog()}
             document |= {"id": topic_id.hex(), **both}
         case DeleteTopic(topic_id, holders):
             document |= {"id": topic_id.hex(), "holders": sorted(holders)}
@@ -112,6 +125,13 @@ def encode_command(command: Command) -> bytes:
             document |= {"id": topic_id.hex(), "births": again}
         case RaiseLevel(level):
             document |= {"level": level}
+        case CreateGroup(topic_id, group):
+            document |= {"id": topic_id.hex(), "group": group_document(group)}
+        case ChangeGroup(topic_id, key, before_change, changed):
+            settings_of_both = {"before": before_change.to_document(), "settings": changed.to_document()}
+            document |= {"id": topic_id.hex(), "key": key.hex(), **settings_of_both}
+        case DeleteGroup(topic_id, key):
+            document |= {"id": topic_id.hex(), "key": key.hex()}
     return json.dumps(document, separators=(",", ":")).encode()
 
 
@@ -146,6 +166,13 @@ def decode_command(data: bytes) -> Command:
             if level is None or level != document["v"]:
                 raise CatalogError(f"a level raised to {document.get('level')!r}")
             return RaiseLevel(level)
+        case "group-create":
+            return CreateGroup(id_in(document, "id"), group_from(document.get("group")))
+        case "group-change":
+            former, changed = (group_settings_in(document.get(name)) for name in ("before", "settings"))
+            return ChangeGroup(id_in(document, "id"), group_key_in(document), former, changed)
+        case "group-delete":
+            return DeleteGroup(id_in(document, "id"), group_key_in(document))
         case _:
             raise CatalogError(f"unknown operation {operation!r}")
 

@@ -12,7 +12,7 @@ import os
 
 from shoal.agent.durable.identity import ReplicaRegistry, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, IdentityError
-from shoal.agent.partition.state.log_state import Checkpoint, FoldError
+from shoal.agent.partition.state.checkpoint import Checkpoint, FoldError
 from shoal.agent.topics.cluster_file import MAX_VOTERS
 from shoal.format.batch import DEFAULT_SCHEMA, Kind, LogIdentity, control_payload
 from shoal.segment_store.config import LogConfig

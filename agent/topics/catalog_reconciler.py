@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
+from shoal.agent.groups.fold import GroupFold
+from shoal.agent.groups.settings import GroupPlans
 from shoal.agent.host.host import Host
 from shoal.agent.log_lines.names import topic_name
 from shoal.agent.log_lines.repeats import once_a_minute
@@ -20,6 +22,7 @@ from shoal.agent.log_lines.schema import about
 from shoal.agent.partition.plan import Plan
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.topics.catalog import PartitionBirth, TopicEntry
+from shoal.agent.topics.groups_catalog import plans_of
 from shoal.agent.topics.local_catalog import LocalCatalog
 from shoal.agent.topics.settings import TopicSettings
 from shoal.format.batch import DEFAULT_SCHEMA
@@ -154,11 +157,18 @@ class TopicReplicas:
     def pass_settings_on(self) -> None:
         """To replicas that are open already."""
         for entry in self._local.catalog.topics.values():
+            plans = self._plans_of(entry)
             for partition in range(len(entry.partitions)):
                 group = GroupId(entry.topic_id, partition)
                 if self._groups.has(group):
                     self._groups.set_segment_bytes(group, entry.settings.segment_bytes)
                     self._groups.set_retention(group, _retention_of(entry.settings))
+                    self._groups.set_groups(group, plans)
+
+    def _plans_of(self, entry: TopicEntry) -> GroupPlans:
+        catalog = self._local.catalog
+        version = (catalog.epoch, catalog.offset)
+        return plans_of(entry.groups, version, catalog.level, len(entry.partitions))
 
     async def _open(
         self, entry: TopicEntry, partition: int, replica_id: ReplicaId | None, limit: asyncio.Semaphore
@@ -183,6 +193,8 @@ class TopicReplicas:
             replica_id,
             retention=_retention_of(settings),
             awaits_birth=bool(entry.unborn >> partition & 1),
+            fold=GroupFold,
+            groups=self._plans_of(entry),
         )
         await self._groups.open_group(plan)
         tell_cleared_write(self._groups, group)
@@ -248,4 +260,10 @@ def _is_older(record: ReplicaRecord, birth: PartitionBirth) -> bool:
 
 
 def _retention_of(settings: TopicSettings) -> Retention:
-    return Retention(settings.retention_age_ms, settings.retention_bytes, settings.segment_age_ms)
+    return Retention(
+        settings.retention_age_ms,
+        settings.retention_bytes,
+        settings.segment_age_ms,
+        hold_for_groups=settings.hold_for_groups,
+        acknowledged=settings.acknowledged,
+    )

@@ -19,7 +19,7 @@ from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.events.change_counter import Watch
 from shoal.agent.host.host import Host
 from shoal.agent.host.unsafe_recovery import EPOCH_BITS
-from shoal.agent.levels import SUPPORTED, LevelRange, too_low
+from shoal.agent.levels import SEE_LEVEL, SUPPORTED, Level, LevelRange, too_low
 from shoal.agent.log_lines.names import topic_name
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.log_lines.schema import about
@@ -139,6 +139,12 @@ class CatalogService:
                 await self._open_catalog(None)
             elif record is not None and record.state is not ReplicaState.REMOVED:
                 await self._open_catalog(record.replica_id)
+                logger.info(
+                    "recovered the catalog: %s; topics: %d",
+                    self._groups.status(CATALOG_GROUP).state,
+                    len(self.catalog.topics),
+                    extra=about("recovered-catalog"),
+                )
         self._work.set()
 
     async def _open_catalog(self, replica_id: ReplicaId | None) -> None:
@@ -277,8 +283,19 @@ class CatalogService:
             if newer is None:
                 await is_set_within(self.exchange.news, FOLLOW_INTERVAL_S)
                 continue
+            is_below = newer.epoch > self.catalog.epoch and newer.level < self.local.level
             self.local.take(newer)
             self._after_change()
+            if is_below:
+                self._peers.greet_again()  # its leader may have heard of no level but its own
+
+    def note_level(self, level: Level) -> None:
+        """A member knows the cluster at this level. The log tells it a moment later, as a rule. It does not
+        after a recovery by force at an agent that was away when the level rose."""
+        if level > self.local.level:
+            self.local.note_level(level)
+            self._peers.set_level(level)
+            self._work.set()
 
     def _report_kept(self) -> None:
         """Not while the catalog here may only be late."""
@@ -311,12 +328,15 @@ class CatalogService:
         one that the cluster's members may not understand."""
         level = level_of_command(command)
         if level > self.catalog.level and not isinstance(command, RaiseLevel):
-            raise ShoalError("level-too-low", too_low("this", level, self.catalog.level))
+            raise ShoalError("level-too-low", too_low("this", level, self.catalog.level, SEE_LEVEL))
         await self._begin_epoch(timeout_ms)
         return await self._append(command, timeout_ms)
 
-    async def _append(self, command: Command, timeout_ms: int) -> Applied:
-        columns = RecordColumns([None], [None], [encode_command(command)], [None])
+    async def _append(self, command: Command, timeout_ms: int, *behind: Command) -> Applied:
+        """The outcome of the first. Between it and those `behind` nobody sees a state."""
+        values: list[bytes | None] = [encode_command(item) for item in (command, *behind)]
+        count = len(values)
+        columns = RecordColumns([None] * count, [None] * count, values, [None] * count)
         message = message_from_batch(columns_to_batch(columns, self._now_us()))
         appended = await self._groups.append(CATALOG_GROUP, Submission.of([message], timeout_ms=timeout_ms))
         offset = appended.base_offset
@@ -341,7 +361,10 @@ class CatalogService:
             await self._apply_committed(timeout_ms)
             count = self._groups.status(CATALOG_GROUP).term >> EPOCH_BITS
             epoch = epoch_of(count, self._rng.getrandbits(EPOCH_RANDOM_BITS))
-            applied = await self._append(BeginEpoch(epoch, self.catalog.digest()), timeout_ms)
+            level = self.local.level
+            behind = [RaiseLevel(level)] if level > self.catalog.level else []
+            begin = BeginEpoch(epoch, self.catalog.digest())
+            applied = await self._append(begin, timeout_ms, *behind)
             if applied.outcome != "done":
                 raise ShoalError("not-ready", "the recovered catalog begins its epoch: ask again")
 

@@ -14,6 +14,9 @@ The level is raised once every member that has not left understands a higher one
 a member holds it. An agent that holds a replica, and of which gossip says nothing, understands the first
 level. A member that was stopped in order counts for `replace_after`, while it holds replicas. Its host may be
 between two versions, and may come back with either.
+
+A recovery by force may begin below the level that the cluster had. The leader then takes the highest that is
+known here at once. Something of it may be stored, which an agent that does not understand it cannot read.
 """
 
 from __future__ import annotations
@@ -180,7 +183,7 @@ class LevelUpkeep:
         now_ms: Callable[[], int],
         *,
         holders: Callable[[], AbstractSet[str]],
-        replace_after_ms: int,
+        replace_after_ms: Callable[[], int],
         is_founder: bool,
     ) -> None:
         self._roster = roster
@@ -198,17 +201,7 @@ class LevelUpkeep:
         if not service.leads():
             self._timer, self._left_ms = RaiseTimer(), {}
             return
-        state = service.catalog
-        understood = self._understood(state.level)
-        common = common_level(understood.values())
-        self._is_new &= common is not None and common > state.level  # else a former version is there
-        higher = self._timer.look(
-            self._now_ms(),
-            state.level,
-            understood.values(),
-            held=not understood.keys().isdisjoint(self._roster.holds_level()),
-            is_new=self._is_new,
-        )
+        higher = self._due(service.catalog.level, service.local.level)
         if higher is None:
             return
         try:
@@ -217,9 +210,23 @@ class LevelUpkeep:
             seldom.info("cannot raise the cluster's level to %d yet: %s", higher, error)
             return
         if applied.outcome == "done":
-            logger.info(
-                "the cluster is at level %d: every member understands it", higher, extra=about("level-raised")
-            )
+            logger.info("the cluster is at level %d", higher, extra=about("level-raised"))
+
+    def _due(self, level: Level, known: Level) -> Level | None:
+        """The level to take now. `known`: the highest that the cluster has had, as far as is known here; that
+        is taken again at once, whatever the members understand."""
+        if known > level:
+            return known
+        understood = self._understood(level)
+        common = common_level(understood.values())
+        self._is_new &= common is not None and common > level  # else a former version is there
+        return self._timer.look(
+            self._now_ms(),
+            level,
+            understood.values(),
+            held=not understood.keys().isdisjoint(self._roster.holds_level()),
+            is_new=self._is_new,
+        )
 
     def _understood(self, level: Level) -> Mapping[str, LevelRange]:
         """By everybody whose level counts. Claims are read only where the members would allow a raise."""
@@ -229,11 +236,11 @@ class LevelUpkeep:
         target = common_level(members.values())
         if target is None or target <= level:
             return members
-        holders = self._holders()
+        holders, limit_ms = self._holders(), self._replace_after_ms()
         resting = {
             name: left[name]
             for name, since_ms in self._left_ms.items()
-            if name in holders and now_ms - since_ms < self._replace_after_ms
+            if name in holders and now_ms - since_ms < limit_ms
         }
         return {**understood_levels(self._roster, holders), **resting}
 

@@ -21,6 +21,7 @@ import crc32c
 from shoal.agent.config import DEFAULT_CLUSTER, AgentConfig
 from shoal.agent.durable.ids import ID_BYTES
 from shoal.agent.durable.whole_file import read_whole, replace_whole
+from shoal.agent.levels import FIRST_LEVEL, Level, level_in
 from shoal.agent.process.errors import StartError
 from shoal.agent.topics.catalog import MAX_READ_BYTES, Catalog, CatalogError
 from shoal.agent.topics.entries import HigherLevel
@@ -47,13 +48,16 @@ class ClusterOutgrown(ClusterFileError):
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
     """`catalog_birth`: agent ids of the catalog's birth voters, by ordinal. `kept`: topics held here that an
-    earlier catalog knew and this one does not, by id."""
+    earlier catalog knew and this one does not, by id. `level`: the highest that the cluster is known to have
+    had. A recovery by force may have begun below it, and what is stored here may be of it. Records of before
+    have none."""
 
     cluster: str
     cluster_id: bytes
     catalog_birth: tuple[str, ...]
     catalog: bytes  # Catalog.to_bytes()
     kept: Mapping[bytes, FormerTopic] = field(default_factory=dict)
+    level: Level = FIRST_LEVEL
 
     def to_bytes(self) -> bytes:
         """A line with magic and checksum, a line of JSON, then the catalog's own bytes."""
@@ -64,6 +68,8 @@ class ClusterRecord:
         }
         if self.kept:
             document["kept"] = remembered_document(self.kept)
+        if self.level > FIRST_LEVEL:
+            document["level"] = self.level
         head = json.dumps(document, separators=(",", ":")).encode()
         body = head + b"\n" + self.catalog
         return b"%s %08x\n" % (_MAGIC, crc32c.crc32c(body)) + body
@@ -78,6 +84,9 @@ class ClusterRecord:
                 raise ValueError("the checksum does not match")
             head, catalog = body.split(b"\n", 1)
             document = json.loads(head)
+            level = level_in(document.get("level", FIRST_LEVEL))
+            if level is None:
+                raise ValueError("a level that is none")
             record = cls(
                 str(document["cluster"]),
                 bytes.fromhex(document["id"]),
@@ -87,7 +96,7 @@ class ClusterRecord:
             )
             if len(record.cluster_id) != ID_BYTES or not 1 <= len(record.catalog_birth) <= MAX_VOTERS:
                 raise ValueError("an id or a birth that cannot be")
-            Catalog.from_bytes(catalog)
+            record = replace(record, level=max(level, Catalog.from_bytes(catalog).level))
         except HigherLevel as error:
             raise ClusterOutgrown(f"cluster {record.cluster}: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, CatalogError) as error:
@@ -97,7 +106,8 @@ class ClusterRecord:
 
 def newest_copy(copies: Sequence[bytes | None]) -> ClusterRecord | None:
     """The newest record of these copies; a copy that is not there is None. Raises ClusterOutgrown for one of
-    a higher level: another, older copy is no way back. ClusterFileError when none can be read."""
+    a higher level: another, older copy is no way back. ClusterFileError when none can be read. The highest
+    level of them counts, also where it is the older one's."""
     records, fault = [], None
     for data in dict.fromkeys(data for data in copies if data is not None):
         try:
@@ -110,7 +120,10 @@ def newest_copy(copies: Sequence[bytes | None]) -> ClusterRecord | None:
             records.append((Catalog.from_bytes(record.catalog).version, record))
     if not records and fault is not None:
         raise fault
-    return max(records, key=lambda item: item[0])[1] if records else None
+    if not records:
+        return None
+    _, newest = max(records, key=lambda item: item[0])
+    return replace(newest, level=max(record.level for _, record in records))
 
 
 async def load_cluster(disk: Disk, directory: str) -> ClusterRecord | None:

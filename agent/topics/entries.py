@@ -14,7 +14,11 @@ from typing import Any
 
 from shoal.agent.durable.catalog_version import MAX_NUMBER
 from shoal.agent.durable.ids import ID_BYTES
+from shoal.agent.groups.settings import GROUP_NAME, GroupSettings
+from shoal.agent.groups.settings import settings_from_body as group_settings_from_body
 from shoal.agent.levels import SUPPORTED, Level, LevelRange, level_in, refusal
+from shoal.agent.receive import GroupKey
+from shoal.agent.topics.groups_catalog import MAC_BYTES, GroupEntry
 from shoal.agent.topics.settings import TopicSettings, settings_from_body
 from shoal.errors import ShoalError
 from shoal.format.hash_ranges import HashRange
@@ -51,7 +55,8 @@ class PartitionBirth:
 class TopicEntry:
     """One topic as the catalog holds it. Times are unix microseconds. adopted: it came back into a catalog
     that did not know it; a birth voter that lacks its replica has forgotten its vote, and gets no new one
-    (safety 2). unborn: mask of the partitions whose present birth nobody is known to have led."""
+    (safety 2). unborn: mask of the partitions whose present birth nobody is known to have led. groups: by
+    name. letters_of: the topic whose dead letters it holds; such a topic has no groups."""
 
     name: str
     topic_id: bytes
@@ -60,6 +65,12 @@ class TopicEntry:
     created_us: int
     adopted: bool = False
     unborn: int = 0
+    groups: tuple[GroupEntry, ...] = ()
+    letters_of: bytes | None = None
+
+    def group(self, name: str) -> GroupEntry | None:
+        """The consumer group of that name."""
+        return next((group for group in self.groups if group.name == name), None)
 
     def is_born(self, partition: int, generation: int) -> bool:
         """Whether that birth of the partition is final."""
@@ -74,7 +85,8 @@ class TopicEntry:
         """Its part of MAX_COST, at least its bytes in a state. It never changes: agents of all versions must
         refuse the same topics."""
         voters = sum(len(voter) + _NAME_COST for birth in self.partitions for voter in birth.voters)
-        return _TOPIC_COST + len(self.name) + _PARTITION_COST * len(self.partitions) + voters
+        groups = sum(group.cost() for group in self.groups)
+        return _TOPIC_COST + len(self.name) + _PARTITION_COST * len(self.partitions) + voters + groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +141,12 @@ def entry_document(entry: TopicEntry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "id": entry.topic_id.hex(),
-        "settings": entry.settings.to_document(),
+        "settings": entry.settings.to_catalog(),
         "created_us": entry.created_us,
         **({"adopted": True} if entry.adopted else {}),
         **({"unborn": mask_to_text(entry.unborn)} if entry.unborn else {}),
+        **({"groups": [group_document(group) for group in entry.groups]} if entry.groups else {}),
+        **({} if entry.letters_of is None else {"letters_of": entry.letters_of.hex()}),
         "partitions": [
             {
                 "range": [birth.hash_range.low, birth.hash_range.high],
@@ -149,6 +163,9 @@ def entry_from(item: Any) -> TopicEntry:
     document = mapping_in(item)
     settings = settings_in(document.get("settings"))
     partitions = tuple(_birth_from(birth) for birth in list_in(document, "partitions"))
+    groups = tuple(group_from(item) for item in list_in({"groups": [], **document}, "groups"))
+    if [group.name for group in groups] != sorted({group.name for group in groups}):
+        raise CatalogError("consumer groups stand by name, each of them once")
     if len(partitions) != settings.partitions:
         raise CatalogError("the number of births is not the number of partitions")
     name = document.get("name")
@@ -163,7 +180,47 @@ def entry_from(item: Any) -> TopicEntry:
         integer_in(document, "created_us"),
         adopted=adopted,
         unborn=0 if adopted else mask_from_text(document.get("unborn", "0"), len(partitions)),
+        groups=groups,
+        letters_of=id_in(document, "letters_of") if "letters_of" in document else None,
     )
+
+
+def group_document(group: GroupEntry) -> dict[str, Any]:
+    """As it stands in a state, and in the command that makes it."""
+    return {
+        "name": group.name,
+        "key": group.key.hex(),
+        "mac": group.mac.hex(),
+        "made": list(group.made),
+        "settings": group.settings.to_document(),
+    }
+
+
+def group_from(item: Any) -> GroupEntry:
+    """Raises CatalogError, and nothing else."""
+    document = mapping_in(item)
+    name, mac, made = document.get("name"), document.get("mac"), list_in(document, "made")
+    if not isinstance(name, str) or GROUP_NAME.fullmatch(name) is None:
+        raise CatalogError("a consumer group without a legal name")
+    if not isinstance(mac, str) or len(mac) != 2 * MAC_BYTES or set(mac) - HEX_DIGITS:
+        raise CatalogError(f"the secret of a consumer group has {2 * MAC_BYTES} hex digits")
+    if len(made) != 2 or not all(type(number) is int and 0 <= number < MAX_NUMBER for number in made):
+        raise CatalogError("a consumer group was made at an epoch and an offset")
+    settings = group_settings_in(document.get("settings"))
+    return GroupEntry(name, group_key_in(document), bytes.fromhex(mac), settings, (made[0], made[1]))
+
+
+def group_settings_in(item: Any) -> GroupSettings:
+    """Raises CatalogError, and nothing else."""
+    try:
+        return group_settings_from_body(mapping_in(item))
+    except ShoalError as error:
+        raise CatalogError(f"settings of a consumer group: {error.detail}") from None
+
+
+def group_key_in(document: Mapping[str, Any]) -> GroupKey:
+    """Raises CatalogError, and nothing else."""
+    return GroupKey(id_in(document, "key"))
 
 
 def settings_in(item: Any) -> TopicSettings:

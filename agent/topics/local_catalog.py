@@ -14,6 +14,7 @@ from shoal.agent.durable.catalog_version import CatalogVersion, recoveries
 from shoal.agent.durable.ids import CATALOG_GROUP
 from shoal.agent.host.host import Host
 from shoal.agent.host.unsafe_recovery import EPOCH_BITS
+from shoal.agent.levels import Level
 from shoal.agent.topics.catalog import Catalog
 from shoal.agent.topics.cluster_file import ClusterRecord
 from shoal.agent.topics.kept import remember
@@ -35,7 +36,13 @@ class LocalCatalog:
         self._save = save
         self._changed = asyncio.Event()
         self._encoded = (self.catalog.version, record.catalog)
-        self._saved_version = self.catalog.version
+        self._saved = (self.catalog.version, record.level)
+
+    @property
+    def level(self) -> Level:
+        """The highest that the cluster is known to have had. Its catalog's is below it for a moment after a
+        recovery by force that began with less (catalog_upkeep.py)."""
+        return max(self.record.level, self.catalog.level)
 
     # ---- the state and the log -------------------------------------------------------------------
 
@@ -56,7 +63,7 @@ class LocalCatalog:
 
     def saved_offset(self) -> int:
         """Of the first command of the log that the copy on disk lacks."""
-        saved = self._saved_version
+        saved, _ = self._saved
         is_of_this_log = saved.epoch == self.catalog.epoch and not self.is_between_epochs()
         return saved.offset if is_of_this_log else 0
 
@@ -73,9 +80,14 @@ class LocalCatalog:
         """A peer's state takes the place of the one here. Topics held here that it lacks are remembered."""
         held = [record.group for record in self._groups.replica_records()]
         kept = remember(self.record.kept, self.catalog, newer, held)
-        self.record = replace(self.record, kept=kept)
+        self.record = replace(self.record, kept=kept, level=self.level)
         self.catalog = newer
         self.astray = False
+
+    def note_level(self, level: Level) -> None:
+        """The cluster has, or had, a level above the one known here; save() makes that durable."""
+        assert level > self.level
+        self.record = replace(self.record, level=level)
 
     def publish(self) -> bool:
         """Let those who wait see a change. False: between epochs, peers are not told of it."""
@@ -113,8 +125,7 @@ class LocalCatalog:
         """The state on return is saved. Before replicas are opened, so that a restart finds each of them.
         Before they are deleted: a restart from a state that still had the topic would give birth to a replica
         without its memory. Raises OSError."""
-        while self.catalog.version != self._saved_version:  # the state may change while it is being saved
-            version = self.catalog.version
-            record = self.record = replace(self.record, catalog=self.encode()[1])
+        while (present := (self.catalog.version, self.level)) != self._saved:  # it may change meanwhile
+            record = self.record = replace(self.record, catalog=self.encode()[1], level=self.level)
             await self._save(record)
-            self._saved_version = version
+            self._saved = present

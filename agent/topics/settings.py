@@ -9,14 +9,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from hashlib import blake2b
 from typing import Any, Literal
 
-from shoal.agent.interface import MAX_PARTITIONS, MAX_REPLICATION_FACTOR, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES
+from shoal.agent.interface import (
+    MAX_PARTITIONS,
+    MAX_REPLICATION_FACTOR,
+    MAX_RETENTION_BYTES,
+    MAX_SEGMENT_BYTES,
+    MIN_SEGMENT_BYTES,
+)
 from shoal.errors import ShoalError
-from shoal.format.timestamps import parse_duration_ms
+from shoal.format.timestamps import format_duration, parse_duration_ms
 
 MAX_TOPIC_NAME_CHARACTERS = 249
 ALL_REPLICAS_VOTERS = 5  # `all`: three to five voters, the others only follow (safety 5)
@@ -32,7 +38,9 @@ FIXED = {
     "fsync": "acknowledged records were stored by it",
 }
 """Settings of a topic for its whole life, and why."""
-RETENTION = frozenset({"age", "bytes"})
+RETENTION = frozenset({"age", "bytes", "hold_for_groups", "acknowledged"})
+LATER_SETTINGS = ("retention.hold_for_groups", "retention.acknowledged")
+"""Of a later level than the first: a catalog has them only where they are set, and so does no other."""
 SEGMENT = frozenset({"bytes", "age"})
 CHANGEABLE = ("replication_factor", "retention", "segment")
 _VERSION_BYTES = 8
@@ -40,7 +48,8 @@ _VERSION_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """Ages in milliseconds, sizes in bytes; None means without limit."""
+    """Ages in milliseconds, sizes in bytes; None means without limit. For the two of consumer groups see
+    Retention."""
 
     kind: str = "log"
     partitions: int = 1
@@ -50,6 +59,22 @@ class TopicSettings:
     segment_bytes: int = 64 << 20
     segment_age_ms: int | None = DAY_MS
     fsync: bool = True
+    hold_for_groups: bool = False
+    acknowledged: bool = False
+
+    def to_catalog(self) -> dict[str, Any]:
+        """As agents of the cluster's level read it: LATER_SETTINGS stand there where they are set."""
+        document = self.to_document()
+        for name in LATER_SETTINGS:
+            table, _, part = name.partition(".")
+            if not document[table][part]:
+                del document[table][part]
+        return document
+
+    def later_settings(self) -> list[str]:
+        """Those of LATER_SETTINGS that are set."""
+        flat = _flat(self.to_catalog())
+        return [name for name in LATER_SETTINGS if name in flat]
 
     def to_document(self) -> dict[str, Any]:
         """The JSON shape of docs/http.md; from_body() of it gives equal settings."""
@@ -57,17 +82,23 @@ class TopicSettings:
             "kind": self.kind,
             "partitions": self.partitions,
             "replication_factor": self.replication_factor,
-            "retention": {"age": format_duration(self.retention_age_ms), "bytes": self.retention_bytes},
+            "retention": {
+                "age": format_duration(self.retention_age_ms),
+                "bytes": self.retention_bytes,
+                "hold_for_groups": self.hold_for_groups,
+                "acknowledged": self.acknowledged,
+            },
             "segment": {"bytes": self.segment_bytes, "age": format_duration(self.segment_age_ms)},
             "fsync": self.fsync,
         }
 
     def differences(self, other: TopicSettings) -> list[str]:
-        """The names of the settings in which the two differ, for people."""
+        """The settings in which the two differ, for people."""
+        asked = _flat(other.to_document())
         return [
-            f"{field.name.removesuffix('_ms')} is {mine}, asked was {theirs}"
-            for field in fields(self)
-            if (mine := getattr(self, field.name)) != (theirs := getattr(other, field.name))
+            f"{name} is {_shown(value)}, asked was {_shown(asked[name])}"
+            for name, value in _flat(self.to_document()).items()
+            if value != asked[name]
         ]
 
     def wanted_replicas(self, live_members: int) -> int:
@@ -123,6 +154,12 @@ def settings_from_body(body: Mapping[str, Any] | None) -> tuple[TopicSettings, b
     return _with_lifetimes(settings, body), factor is not None
 
 
+def check_sizes(settings: TopicSettings) -> None:
+    """Of a request, not of what is stored. Raises ShoalError bad-request."""
+    if settings.retention_bytes is not None and settings.retention_bytes > MAX_RETENTION_BYTES:
+        raise ShoalError("bad-request", f"retention.bytes must be null or at most {MAX_RETENTION_BYTES}")
+
+
 def changed_settings(current: TopicSettings, body: Mapping[str, Any] | None) -> TopicSettings:
     """The settings after PATCH: fields that the body names are changed. Raises ShoalError bad-request, which
     names a setting that is fixed, or unknown with the one that was probably meant."""
@@ -141,6 +178,8 @@ def changed_settings(current: TopicSettings, body: Mapping[str, Any] | None) -> 
             f'nothing to change: name {" or ".join(CHANGEABLE)}, as {{"retention": {{"age": "7d"}}}}',
         )
     changed = _with_lifetimes(current, body)
+    if changed.retention_bytes != current.retention_bytes:
+        check_sizes(changed)
     if "replication_factor" not in body:
         return changed
     return replace(changed, replication_factor=_factor(body["replication_factor"]))
@@ -154,13 +193,18 @@ def _with_lifetimes(current: TopicSettings, body: Mapping[str, Any]) -> TopicSet
         current,
         retention_age_ms=_age(retention, "retention.age", current.retention_age_ms),
         retention_bytes=_optional_bytes(retention) if "bytes" in retention else current.retention_bytes,
-        segment_bytes=_integer(segment, "bytes", current.segment_bytes, MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES),
+        segment_bytes=_integer(
+            segment, "bytes", current.segment_bytes, MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES, "segment."
+        ),
         segment_age_ms=_age(segment, "segment.age", current.segment_age_ms),
+        hold_for_groups=_flag(retention, "hold_for_groups", current.hold_for_groups),
+        acknowledged=_flag(retention, "acknowledged", current.acknowledged),
     )
 
 
 def with_changes(current: TopicSettings, asked: TopicSettings) -> TopicSettings:
-    """`current` with the settings of `asked` that a catalog command `change` has."""
+    """`current` with the settings of `asked` that a catalog command `change` has: those of the first
+    level."""
     return replace(
         current,
         retention_age_ms=asked.retention_age_ms,
@@ -172,12 +216,17 @@ def with_changes(current: TopicSettings, asked: TopicSettings) -> TopicSettings:
 
 def altered(current: TopicSettings, asked: TopicSettings) -> TopicSettings:
     """`current` with all changeable settings of `asked`, as a catalog command `alter` has them."""
-    return replace(with_changes(current, asked), replication_factor=asked.replication_factor)
+    return replace(
+        with_changes(current, asked),
+        replication_factor=asked.replication_factor,
+        hold_for_groups=asked.hold_for_groups,
+        acknowledged=asked.acknowledged,
+    )
 
 
 def settings_version(settings: TopicSettings) -> str:
     """Opaque; settings of the same version are equal."""
-    document = json.dumps(settings.to_document(), sort_keys=True).encode()
+    document = json.dumps(settings.to_catalog(), sort_keys=True).encode()
     return blake2b(document, digest_size=_VERSION_BYTES).hexdigest()
 
 
@@ -205,14 +254,8 @@ def _flat(document: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def format_duration(duration_ms: int | None) -> str | None:
-    """The shortest of `7d 5m 30s 500ms` that is exact; parse_duration_ms() reads it back."""
-    if duration_ms is None:
-        return None
-    for unit, size_ms in (("d", DAY_MS), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
-        if duration_ms and duration_ms % size_ms == 0:
-            return f"{duration_ms // size_ms}{unit}"
-    return f"{duration_ms}ms"
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value).lower()
 
 
 def _factor(value: Any) -> int | Literal["all"]:
@@ -227,6 +270,15 @@ def _fsync(value: Any) -> bool:
     if isinstance(value, bool):
         return value
     raise ShoalError("bad-request", "fsync must be true or false")
+
+
+def _flag(retention: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = retention.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool):
+        return value
+    raise ShoalError("bad-request", f"retention.{name} must be true or false")
 
 
 def _table(body: Mapping[str, Any], name: str, known: Collection[str]) -> Mapping[str, Any]:
@@ -263,12 +315,12 @@ def _likely(name: str, known: Collection[str]) -> str:
     return f": did you mean {hint}? Use {tops}" if meant else f": use {tops}"
 
 
-def _integer(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+def _integer(body: Mapping[str, Any], name: str, default: int, low: int, high: int, table: str = "") -> int:
     value = body.get(name)
     if value is None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ShoalError("bad-request", f"{name} must be a whole number from {low} to {high}")
+        raise ShoalError("bad-request", f"{table}{name} must be a whole number from {low} to {high}")
     return value
 
 

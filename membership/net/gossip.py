@@ -35,7 +35,6 @@ from shoal.membership.serf.own_queries import QueryRequest
 from shoal.membership.serf.queries import INTERNAL_PREFIX
 from shoal.membership.serf.ready import (
     EventKind,
-    MemberChange,
     QueryKey,
     Ready,
     ReceivedQuery,
@@ -374,7 +373,10 @@ class Membership(AgentPool):
         for exchange in ready.exchanges:
             self._streams.exchange(exchange)
         for change in ready.events:
-            self._tell(change)
+            if change.kind is EventKind.CONFLICT and not self._is_conflict_news():
+                continue
+            member = as_agent(self._member(change.member), self._watch.silent)
+            self._on_event(MemberEvent(change.kind.value, member))
         for reply in ready.replies:
             if (asked := self._asked.get(reply.key)) is not None:
                 asked.take(reply.kind, reply.sender, reply.payload)
@@ -403,15 +405,6 @@ class Membership(AgentPool):
             self._running().respond(query.key, payload, self._now_ms())
         except (KeyError, ValueError) as fault:
             logger.warning("cannot answer query %s of %s: %s", query.name, query.source_node, fault)
-
-    def _tell(self, change: MemberChange) -> None:
-        if change.kind is EventKind.CONFLICT:
-            if not self._is_conflict_news():
-                return
-            claimant = change.member
-            logger.warning("two members are %s: another one is at %s", claimant.name, claimant.endpoint)
-        member = as_agent(self._member(change.member), self._watch.silent)
-        self._on_event(MemberEvent(change.kind.value, member))
 
     def _arm(self, deadline_ms: int) -> None:
         if self._timer is not None:

@@ -256,7 +256,7 @@ class SerfMembership(AgentPool):
             if node.name == self.node or node.status not in LIVING or agent_name(node) != self.local_name:
                 continue
             if self._is_conflict_news():
-                logger.warning("two Serf nodes serve %s: the other is %s", self.local_name, node.name)
+                logger.warning("two Serf nodes serve this agent: the other is %s", node.name)
                 self._call(self._on_event, MemberEvent("conflict", as_agent(node)))
 
     async def _keep_list(self) -> None:

@@ -123,7 +123,7 @@ class Follower:
         if commit_index > state.commit_index:
             state.commit_index = commit_index
             state.is_newborn = False
-            state.outbox.committed(commit_index)
+            state.outbox.commit_index = commit_index
         state.outbox.send_after_sync(self._reply(message, run.last))
 
     def _take_entries(self, message: AppendRequest) -> bool:

@@ -15,7 +15,7 @@ from shoal.replication.roles.thrifty import Spares
 from shoal.replication.roles.transfer import Transfer
 from shoal.replication.roles.transitions import NEWBORN_PATIENCE, RaftState
 from shoal.replication.state.commit_evidence import was_never_committed
-from shoal.replication.state.configuration_change import check_change
+from shoal.replication.state.configuration_change import check_change, check_followed
 from shoal.replication.state.quorum import has_majority, majority_value
 
 
@@ -201,12 +201,10 @@ class Leader:
         return proposal
 
     def propose_configuration(self, replicas: tuple[Replica, ...], now_ms: int) -> Proposal:
-        """Change the configuration by one voter, or by one new learner; see
-        RaftCore.propose_configuration."""
+        """One voter more or less, or one new learner; see RaftCore.propose_configuration."""
         state = self._state
         if state.commit_index < self.term_start or state.configuration.index > state.commit_index:
-            # The bug of thesis 4.1's erratum: changes of two terms, neither committed, may have disjoint
-            # majorities.
+            # Erratum of thesis 4.1: changes of two terms, neither committed, may have disjoint majorities.
             raise ChangePending("the last configuration, or this term's first entry, is not committed yet")
         index = LogIndex(state.log.last_index + 1)
         new_id = ReplicaId(state.term, index)
@@ -214,15 +212,17 @@ class Leader:
             Replica(new_id, item.agent_id, item.learner) if item.id == UNBORN else item for item in replicas
         )
         configuration = Configuration(index, named)
-        check_change(state.configuration, configuration, new_id, self._is_caught_up)
+        close = LogIndex(state.commit_index - state.config.max_entries_per_append)  # a request away (4.2.1)
+        check_change(
+            state.configuration, configuration, new_id, lambda one: self.progress[one].match_index >= close
+        )
+        heard = self.progress.keys() - set(self.left_behind) if self.quiet else self._reachable(now_ms)
+        following = {one for one in heard if self.progress[one].match_index >= self.term_start}
+        check_followed(state.configuration, configuration, {state.replica_id, *following})
         proposal = self.propose(1, now_ms)
         state.adopt(configuration)
         self._follow_configuration(now_ms)
         return proposal
-
-    def _is_caught_up(self, learner: ReplicaId) -> bool:
-        behind = self._state.commit_index - self.progress[learner].match_index
-        return behind <= self._state.config.max_entries_per_append  # one request away (thesis 4.2.1)
 
     def _follow_configuration(self, now_ms: int) -> None:
         """Keep one progress per other replica; a new one is tried from the end of the log."""
@@ -259,23 +259,23 @@ class Leader:
             self._confirm_reads()
         heartbeat, self._heartbeat_due = self._heartbeat_due, False
         notice, self._notice_due = self._notice_due, False
-        last_index = self._state.log.last_index
+        state, last_index = self._state, self._state.log.last_index
         # A quiet leader has no timer for spared followers.
-        to_all = self._send_to_all or self.quiet or self.transfer is not None or self.spares.prompt is None
-        self._send_to_all = False
+        to_all, self._send_to_all = self._send_to_all or self.quiet or self.transfer is not None, False
+        prompt = self.progress if to_all or self.spares.prompt is None else self.spares.prompt
         for receiver, progress in self.progress.items():
             if progress.next_index <= last_index and (
-                to_all or not self.spares.may_wait(receiver, progress, last_index, now_ms)
+                receiver in prompt or not self.spares.may_wait(receiver, progress, last_index, now_ms)
             ):
                 self._send_entries(receiver, progress, now_ms)
             # The heartbeat goes beside the entries, which may be waiting in a slower queue (safety 24).
             if heartbeat or (notice and self._could_know_more(progress)):
-                request = heartbeat_request(
-                    self._state, receiver, progress, self.reads.round, quiet=self.quieting
-                )
-                self._state.send(request)
+                request = heartbeat_request(state, receiver, progress, self.reads.round, quiet=self.quieting)
+                state.send(request)
                 progress.told_index = min(request.commit_index, request.last_index)
-        if heartbeat:
+        # Entries under way tell the commit, too: no notice is due between those of a stream.
+        under_way = state.commit_index < last_index
+        if heartbeat or (under_way and not any(map(self._could_know_more, self.progress.values()))):
             self._notice_deadline_ms = None
 
     def _send_entries(self, receiver: ReplicaId, progress: Progress, now_ms: int) -> None:
@@ -288,8 +288,7 @@ class Leader:
         last_index = request.runs[-1].last
         self._state.outbox.send(request)
         progress.sent(last_index, now_ms)
-        commit_index = request.commit_index
-        progress.told_index = min(last_index, commit_index)
+        progress.told_index = min(last_index, request.commit_index)
 
     # Answers
 
@@ -313,7 +312,8 @@ class Leader:
             hint_index, _ = state.log.conflict_hint(message.reject_hint_index, message.reject_hint_term)
             progress.refused(message, LogIndex(hint_index + 1), now_ms)
         elif progress.accepted(message, state.config, now_ms):
-            self.advance_commit(now_ms)
+            if message.match_index > state.commit_index:
+                self.advance_commit(now_ms)
             if self._notice_deadline_ms is None and self._could_know_more(progress):
                 self._notice_commit_soon(now_ms)
         if state.behaviour is not self:
@@ -335,13 +335,13 @@ class Leader:
             return  # nothing is left to commit
         if state.configurations[-1].index > state.log.stable_index:
             return
-        own, progress = state.replica_id, self.progress
-        stable = state.log.stable_index
+        own, progress, stable = state.replica_id, self.progress, state.log.stable_index
         synced = state.promisable(stable) if state.damaged else stable
         voters = state.configurations[-1].voters
         index = majority_value([synced if voter == own else progress[voter].match_index for voter in voters])
-        if index < self.term_start or not state.commit_to(LogIndex(index)):
+        if index <= state.commit_index or index < self.term_start:
             return
+        state.commit_to(LogIndex(index))
         assert state.log.term_at(index) == state.term
         if self.reads.early:
             self.reads.term_committed(state.commit_index)

@@ -211,15 +211,14 @@ class RaftState:
             item.learner or item.agent_id in near for item in self.configuration.replicas
         )
 
-    def commit_to(self, index: LogIndex) -> bool:
-        """Raise the commit index; true if it moved."""
+    def commit_to(self, index: LogIndex) -> None:
+        """Raise the commit index, where it is lower."""
         if index <= self.commit_index:
-            return False
+            return
         assert index <= self.log.last_index
         self.commit_index = index
         self.is_newborn = False
-        self.outbox.committed(index)
-        return True
+        self.outbox.commit_index = index
 
     # Roles
 

@@ -1,12 +1,13 @@
 """Which change of a configuration is allowed.
 
-Law of this file: the rule about two configurations, and nothing about when it may be proposed.
+Law of this file: the rules about two configurations. The followers that are heard are an argument.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from shoal.replication.errors import InvalidChange
+from shoal.replication.errors import ChangePending, InvalidChange
 from shoal.replication.interfaces import Configuration, ReplicaId
+from shoal.replication.state.quorum import has_majority
 
 
 def check_change(
@@ -27,3 +28,14 @@ def check_change(
             raise InvalidChange(f"{replica.id} lives on {before.agent_id}, not on {replica.agent_id}")
         elif before.learner and not replica.learner and not is_caught_up(replica.id):
             raise InvalidChange(f"{replica.agent_id} has not caught up yet")
+
+
+def check_followed(old: Configuration, new: Configuration, following: Collection[ReplicaId]) -> None:
+    """New voters take force at once, and only they can commit their entry. A group of two, one of which has
+    crashed unnoticed, would wait for that one for ever.
+
+    following: replicas that are heard, and have synced the first entry of the term. In a quiet group all are
+    heard that it has not left behind. Raises ChangePending.
+    """
+    if set(new.voters) != set(old.voters) and not has_majority(new.voters, following):
+        raise ChangePending("a majority of the new voters does not follow this leader")

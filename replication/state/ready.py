@@ -75,7 +75,8 @@ class Outbox:
         self._noop_index: LogIndex | None = None
         self._messages: list[Message] = []
         self._after_sync: list[Message] = []
-        self._commit_index: LogIndex | None = None
+        self.commit_index: LogIndex | None = None
+        """Where the commit index has moved to, until the next ready says so."""
         self._role_changed = False
         self._read_states: list[tuple[int, LogIndex]] = []
 
@@ -124,10 +125,6 @@ class Outbox:
         )  # leading again takes an election, whose vote was synced by a ready between
         self._noop_index = index
 
-    def committed(self, index: LogIndex) -> None:
-        """The commit index moved."""
-        self._commit_index = index
-
     def role_changed(self) -> None:
         """Role, or the known leader, is another."""
         self._role_changed = True
@@ -144,7 +141,7 @@ class Outbox:
             or self.wants_hard_state
             or self.handed_out < log.last_index
             or self._truncate_from is not None
-            or self._commit_index is not None
+            or self.commit_index is not None
             or self._role_changed
             or self._read_states
         )
@@ -161,14 +158,14 @@ class Outbox:
             self._noop_index,
             tuple(self._messages),
             tuple(self._after_sync),
-            self._commit_index,
+            self.commit_index,
             self._role_changed,
             tuple(self._read_states),
         )
         self._in_flight.append(_InFlight(ready, log.last_index, now_ms))
         self.handed_out = log.last_index
         self.wants_hard_state = self._role_changed = False
-        self._truncate_from = self._noop_index = self._commit_index = None
+        self._truncate_from = self._noop_index = self.commit_index = None
         self._messages, self._after_sync, self._read_states = [], [], []
         return ready
 

@@ -15,7 +15,7 @@ from shoal.segment_store.errors import ChainBroken, Damaged, OffsetOutOfRange, d
 from shoal.segment_store.format.index import Entry, SegmentIndex, entry_of
 from shoal.segment_store.format.recovery import Chain, chain_problem
 from shoal.segment_store.format.segment_scan import SegmentScan
-from shoal.segment_store.format.tail_record import TailRecord
+from shoal.segment_store.format.tail_record import TailRecord, encode_trailer
 from shoal.segment_store.log.log import PartitionLog
 from shoal.segment_store.log.opener import read_for
 from shoal.segment_store.log.segment import Segment
@@ -105,7 +105,7 @@ async def mend_frame(log: PartitionLog, item: DamagedRange) -> None:
             elif segment.last_index < log.last_index:  # the active segment's is the writer's, and changes
                 last, end = segment.index.entry(segment.last_index), segment.planned_end
                 record = TailRecord(last.index, last.term, end, last.index, last.end_offset)
-                await file.write_and_sync(end, segment.trailer(record))
+                await file.write_and_sync(end, encode_trailer(record, segment.files.identity))
     except FileNotFoundError as error:
         raise OffsetOutOfRange(item.first_index, log.first_index, log.last_index + 1) from error
     except OSError as error:

@@ -78,6 +78,9 @@ class Disk(Protocol):
     on_synced: Callable[[int], None]
     """Told of each sync, with its write where it has one, that has ended: how many nanoseconds it took from
     its beginning."""
+    call_soon: Callable[[Callable[[], None]], None]
+    """Makes a call before long, never within this one: in the next round of the event loop, unless the disk's
+    user has an earlier place for it."""
 
     async def open(self, path: str, *, create: bool = False) -> File: ...
     async def list(self, directory: str) -> list[str]:
@@ -119,6 +122,11 @@ def call_when_done(task: asyncio.Future[None], done: Done) -> None:
             done(future.exception())
 
     task.add_done_callback(ended)
+
+
+def call_in_next_round(call: Callable[[], None]) -> None:
+    """See Disk.call_soon."""
+    asyncio.get_running_loop().call_soon(call)
 
 
 def settle(ended: asyncio.Future[None], error: BaseException | None) -> None:

@@ -201,18 +201,20 @@ class RingDisk(ThreadDisk):
             operation.result = os.pwritev(operation.fd, operation.buffers, operation.offset)
             if operation.result == operation.length:
                 sync_fully(operation.fd)
+                operation.length = operation.result = 0
         except SyncFailed as error:
             operation.sync_result = -(error.errno or errno.EIO)
         except OSError as error:
             operation.result = -(error.errno or errno.EIO)
         self._quick_syncs.ended(began_us, time.monotonic_ns() // 1_000, in_call=True)
-        if not self._made_in_call:
-            self._loop.call_soon(self._tell_of_calls)  # the answer never comes within the question
-        self._made_in_call.append(operation)
+        if not operation.length or self._is_over(operation):
+            if not self._made_in_call:
+                self.call_soon(self._tell_of_calls)  # the answer never comes within the question
+            self._made_in_call.append(operation)
 
     def _tell_of_calls(self) -> None:
-        made, self._made_in_call = self._made_in_call, []
-        self._tell([operation for operation in made if self._is_over(operation)])
+        ended, self._made_in_call = self._made_in_call, []
+        self._tell(ended)
 
     def cut(self, operation: Operation) -> None:
         """A large write with sync goes in pieces."""

@@ -25,6 +25,7 @@ from shoal.segment_store.disk.disk import (
     Done,
     File,
     buffers_of,
+    call_in_next_round,
     call_when_done,
     length_of,
     settle,
@@ -79,6 +80,7 @@ class ThreadDisk:
     def __init__(self, threads: int = THREADS, schedule: SyncSchedule[SyncRequest] | None = None) -> None:
         self.around_completions: AbstractContextManager[None] = nullcontext()
         self.on_synced: Callable[[int], None] = lambda _: None
+        self.call_soon: Callable[[Callable[[], None]], None] = call_in_next_round
         self.schedule = SyncSchedule[SyncRequest]() if schedule is None else schedule
         self.is_closed = False
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="shoal-disk")

@@ -16,6 +16,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import compress
 from operator import add, ge
 from typing import NamedTuple, TypeAlias
 
@@ -111,8 +112,8 @@ class SegmentIndex:
     """Entries of one segment, contiguous from `first_index`; 48 bytes each. Entries adjoin in index and
     offset, not necessarily in position (an unreadable stretch may lie between two).
 
-    `release` keeps length, first and last entry and the greatest timestamp of all only; what else is asked
-    then raises IndexReleased until `restore`.
+    `release` keeps length, first and last entry, the bytes of records and the greatest timestamp of all.
+    All else that is asked then raises IndexReleased until `restore`.
     """
 
     def __init__(self, first_index: LogIndex) -> None:
@@ -120,6 +121,8 @@ class SegmentIndex:
         self._ends: tuple[Entry, Entry] | None = None  # first and last, while released
         self._length = 0  # while released
         self._newest_us = NO_TIME_US  # while released
+        self._data_bytes = 0  # of the first entries, of which so many are counted
+        self._counted = 0
         self._take(tuple(array(code) for code in _COLUMN_CODES))
 
     def _take(self, columns: tuple[array[int], ...]) -> None:
@@ -145,9 +148,25 @@ class SegmentIndex:
     def is_released(self) -> bool:
         return self._ends is not None
 
+    @property
+    def data_bytes(self) -> int:
+        """Of the entries with records. Each entry is looked at once, however often this is asked."""
+        if self._ends is None:
+            self._count()
+        return self._data_bytes
+
+    def _count(self) -> None:
+        if self._counted < len(self._offsets):
+            self._data_bytes += self._bytes_of_data(self._counted, len(self._offsets))
+            self._counted = len(self._offsets)
+
+    def _bytes_of_data(self, begin: int, end: int) -> int:
+        return sum(compress(self._lengths[begin:end], self._counts[begin:end]))
+
     def release(self) -> None:
         """Give the memory back; the caller can load the columns again."""
         if self._ends is None and len(self._offsets) > 2:
+            self._count()
             self._ends = self.entry(self.first_index), self.entry(self.last_index)
             self._length = len(self._offsets)
             self._newest_us = max(self._timestamps)
@@ -225,6 +244,9 @@ class SegmentIndex:
             return
         self._check_present()
         keep = max(0, from_index - self.first_index)
+        if keep < self._counted:
+            self._data_bytes -= self._bytes_of_data(keep, self._counted)
+            self._counted = keep
         for column in self.columns:
             del column[keep:]
 

@@ -52,7 +52,10 @@ class TailRecord(NamedTuple):
 
 
 def encode_trailer(record: TailRecord, identity: LogIdentity) -> bytes:
-    """End-of-stream marker and tail record, as every write ends."""
+    """End-of-stream marker and tail record, as every write ends. A synced index behind the last entry counts
+    as that: the plan may have been cut since the write."""
+    if record.synced_index > record.last_index:
+        record = record._replace(synced_index=record.last_index)
     unsigned = _LAYOUT.pack(TAIL_MAGIC, 0, TAIL_VERSION, 0, *record)
     checksum = crc32c.crc32c(unsigned[_CHECKED_FROM:], identity.seed)
     return END_OF_STREAM + _LAYOUT.pack(TAIL_MAGIC, checksum, TAIL_VERSION, 0, *record)

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
@@ -38,7 +38,7 @@ from shoal.segment_store.log.chunked_read import Branch, HeldFrames, Part, Store
 from shoal.segment_store.log.index_cache import IndexCache, release_old
 from shoal.segment_store.log.opener import Recovered, recover
 from shoal.segment_store.log.run_reader import add_damage, damage_of, read_at_once, read_run, run_of
-from shoal.segment_store.log.segment import Segment, SegmentFiles
+from shoal.segment_store.log.segment import Segment, SegmentFiles, SegmentSpan
 from shoal.segment_store.log.shared import SharedFiles
 from shoal.segment_store.log.spare_files import SpareFiles
 from shoal.segment_store.log.tail_cache import TailCache
@@ -50,18 +50,6 @@ _segment_index = attrgetter("name.first_index")
 _segment_offset = attrgetter("name.first_offset")
 MAX_QUEUED_BYTES = 256 * 2**20  # accepted and not yet written; Raft's own bounds lie far below
 _EMPTY = Chain(LogIndex(1), Offset(0), Term(0))
-
-
-class SegmentSpan(NamedTuple):
-    """One segment as retention sees it. Sizes in bytes, append times in microseconds since the epoch (0:
-    empty)."""
-
-    first_index: LogIndex
-    first_offset: Offset
-    end_offset: Offset
-    size_bytes: int
-    first_append_time_us: int
-    last_append_time_us: int
 
 
 class PartitionLog:
@@ -252,7 +240,7 @@ class PartitionLog:
     def spans(self) -> list[SegmentSpan]:
         """The segments as planned, oldest first."""
         ends = [segment.name.first_offset for segment in self._segments[1:]] + [self.end_offset]
-        return [_span(segment, end) for segment, end in zip(self._segments, ends, strict=False)]
+        return [segment.span(end) for segment, end in zip(self._segments, ends, strict=False)]
 
     def entry(self, index: LogIndex) -> Entry:
         """Numbers and place of one entry. Raises OffsetOutOfRange, and IndexReleased when its index is not in
@@ -285,7 +273,7 @@ class PartitionLog:
         DiskFailed (for ever). Calls are carried out in their order, all those queued while a write is under
         way by one following write and sync.
         """
-        return _awaited(partial(self.begin_append, frames))
+        return _awaited(self.begin_append, frames)
 
     def begin_append(self, frames: Sequence[Frame], answer: Answer) -> None:
         """As append, with a callback: `answer` is called once, with None or the error, and never before this
@@ -379,7 +367,7 @@ class PartitionLog:
         the planned end goes back in the call itself, and appends called before are carried out first.
         Nothing to do when the log ends before. Awaiting raises OffsetOutOfRange below the log's start,
         LogClosed, DiskFailed."""
-        return _awaited(partial(self._begin_truncation, from_index))
+        return _awaited(self._begin_truncation, from_index)
 
     def _begin_truncation(self, from_index: LogIndex, answer: Answer) -> None:
         self._writer.check_writable()
@@ -421,7 +409,7 @@ class PartitionLog:
 
         The caller holds a committed decision: what is trimmed is never asked for again (safety 17, 18).
         """
-        return _awaited(partial(self._begin_trim, before_index))
+        return _awaited(self._begin_trim, before_index)
 
     def _begin_trim(self, before_index: LogIndex, answer: Answer) -> None:
         self._writer.check_writable()
@@ -592,19 +580,11 @@ async def _take_over(files: SegmentFiles, spares: SpareFiles, recovered: Recover
         await files.disk.sync_directory(files.directory)
 
 
-def _span(segment: Segment, end_offset: Offset) -> SegmentSpan:
-    first_us = last_us = 0
-    if len(segment.index):
-        first_us = segment.index.entry(segment.first_index).append_time_us
-        last_us = segment.index.entry(segment.last_index).append_time_us
-    return SegmentSpan(*segment.name, end_offset, segment.planned_end, first_us, last_us)
-
-
-def _awaited(begin: Callable[[Answer], None]) -> asyncio.Future[None]:
+def _awaited(begin: Callable[[Any, Answer], None], work: object) -> asyncio.Future[None]:
     """The outcome of a piece of work that is begun here, also where it is refused."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
-        begin(partial(settle, done))
+        begin(work, partial(settle, done))
     except StoreError as error:
         done.set_exception(error)
     return done

@@ -33,6 +33,7 @@ from shoal.segment_store.format.tail_record import (
     TRAILER_BYTES,
     TailRecord,
     decode_trailer,
+    encode_trailer,
 )
 from shoal.segment_store.format.torn_write import found_at
 from shoal.segment_store.log.index_cache import MAX_INDEX_FILE_BYTES, release_old
@@ -273,7 +274,7 @@ class _Opening:
         await write_zeros(file, end, dirty_end)
         entry = segment.index.entry(last)
         record = TailRecord(last, entry.term, end, LogIndex(synced), entry.end_offset, written)
-        await file.write_and_sync(end, segment.trailer(record))
+        await file.write_and_sync(end, encode_trailer(record, segment.files.identity))
         await self._complete_index(segment)
 
     async def _complete_index(self, segment: Segment) -> None:

@@ -21,11 +21,8 @@ class Preallocator:
     def __init__(self, ended: Callable[[], None]) -> None:
         self._ended = ended
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a file is growing."""
-        return self._task is not None
+        self.is_busy = False
+        """A file is growing."""
 
     def reserve_after(self, file: File, last: Append) -> None:
         """Begin to reserve blocks for the next writes of this size. The write that needs them meets a full
@@ -34,7 +31,8 @@ class Preallocator:
         wanted = last.position + (1 + AHEAD_WRITES) * last.length + TRAILER_BYTES
         if wanted <= segment.allocated or wanted > segment.files.config.segment_bytes:
             return
-        if self._task is None:
+        if not self.is_busy:
+            self.is_busy = True
             self._task = asyncio.get_running_loop().create_task(self._reserve(segment, file, wanted))
 
     async def _reserve(self, segment: Segment, file: File, wanted: int) -> None:
@@ -43,7 +41,7 @@ class Preallocator:
         except OSError as error:
             logger.debug("cannot reserve space ahead in %s: %s", segment.path, error)
         finally:
-            self._task = None
+            self._task, self.is_busy = None, False
             self._ended()
 
     async def wait(self) -> None:

@@ -6,6 +6,8 @@ The caller (log.py) orders the calls: at most one of write, roll, truncate runs 
 `planned_end` run ahead of the disk: they describe frames that were accepted and are still on their way.
 """
 
+from typing import NamedTuple
+
 import pyarrow as pa
 
 from shoal.format.batch import Frame, LogIdentity, LogIndex, Offset, Term, schema_frame
@@ -54,6 +56,19 @@ class SegmentFiles:
         return f"{self.directory}/{name}"
 
 
+class SegmentSpan(NamedTuple):
+    """One segment as retention sees it. Sizes in bytes, `data_bytes` of its records alone; append times in
+    microseconds since the epoch (0: empty)."""
+
+    first_index: LogIndex
+    first_offset: Offset
+    end_offset: Offset
+    size_bytes: int
+    data_bytes: int
+    first_append_time_us: int
+    last_append_time_us: int
+
+
 class Segment:
     """State of one segment. Positions and lengths in bytes from the start of its file."""
 
@@ -99,6 +114,14 @@ class Segment:
         """Of all its frames, once it is sealed."""
         return self.planned_end - len(self.header)
 
+    def span(self, end_offset: Offset) -> SegmentSpan:
+        """It as retention sees it; `end_offset`: where the next begins."""
+        index, first_us, last_us = self.index, 0, 0
+        if len(index):
+            first_us = index.entry(self.first_index).append_time_us
+            last_us = index.entry(self.last_index).append_time_us
+        return SegmentSpan(*self.name, end_offset, self.planned_end, index.data_bytes, first_us, last_us)
+
     def plan(self, frame: Frame) -> None:
         """Give the frame its place behind all accepted so far, at `planned_end`."""
         length = len(frame.data)
@@ -123,12 +146,6 @@ class Segment:
         """Of an entry here, or of the one right before the segment."""
         return self.index.entry(index).term if index >= self.first_index else self.previous_term
 
-    def trailer(self, record: TailRecord) -> bytes:
-        """The end of a write. Its numbers come from the write: the plan may have been cut meanwhile."""
-        if record.synced_index > record.last_index:
-            record = record._replace(synced_index=record.last_index)
-        return encode_trailer(record, self.files.identity)
-
     async def create(self, file: File) -> None:
         """Header, marker and tail record durable in the file; the caller syncs the directory before any
         frame."""
@@ -140,8 +157,7 @@ class Segment:
         """Header, marker and tail record of a segment without entries, synced."""
         before = LogIndex(self.first_index - 1)
         record = TailRecord(before, self.previous_term, len(self.header), before, self.name.first_offset)
-        trailer = self.trailer(record)
-        await file.write_and_sync(0, [self.header, trailer])
+        await file.write_and_sync(0, [self.header, encode_trailer(record, self.files.identity)])
 
     async def reserve(self, file: File, needed: int) -> None:
         """Blocks for `needed` bytes, in growing steps."""

@@ -17,7 +17,7 @@ from shoal.format.batch import LogIndex, Offset
 from shoal.segment_store.disk.disk import Buffer, Data, File
 from shoal.segment_store.disk.open_files import Handle
 from shoal.segment_store.errors import DiskFailed, DiskFull, LogClosed, StoreError, disk_fault, is_no_space
-from shoal.segment_store.format.tail_record import TRAILER_BYTES, TailRecord
+from shoal.segment_store.format.tail_record import TRAILER_BYTES, TailRecord, encode_trailer
 from shoal.segment_store.log.index_writer import IndexWriter
 from shoal.segment_store.log.preallocator import Preallocator
 from shoal.segment_store.log.segment import Segment, SegmentFiles, write_zeros
@@ -244,12 +244,12 @@ class Writer:
 
     def rest(self) -> None:
         """With nothing under way and nothing unsynced, the file may be closed to make room for others."""
-        idle = self._state is _State.IDLE and not self._queue and not self.preallocator.is_busy
-        if not idle or not self._is_held or self.failure is not None or self._handle is None:
+        if not self._files.config.fsync and self.synced_index < self.stored_index:
             return
-        synced = self._files.config.fsync or self.synced_index >= self.stored_index
-        if synced and self.active is not None and not self.active.soiled_end:
-            self._is_held = not self._files.open_files.rest(self._handle)
+        idle = self._state is _State.IDLE and not self._queue and not self.preallocator.is_busy
+        held = self._handle if self._is_held and self.failure is None else None
+        if idle and held is not None and self.active is not None and not self.active.soiled_end:
+            self._is_held = not self._files.open_files.rest(held)
 
     async def _let_go(self) -> None:
         handle, self._handle = self._handle, None
@@ -292,7 +292,7 @@ class Writer:
         written = end - group[0].position if segment.is_over_zeros and self._files.config.fsync else 0
         end_offset = Offset(stamp.base_offset + stamp.record_count)
         record = TailRecord(stamp.index, stamp.term, end, self.synced_index, end_offset, written)
-        buffers.append(segment.trailer(record))
+        buffers.append(encode_trailer(record, self._files.identity))
         segment.soiled_end = end + TRAILER_BYTES
         if end + TRAILER_BYTES > segment.prewritten_end:
             buffers += segment.zeros_after(end + TRAILER_BYTES, end - group[0].position)
@@ -390,7 +390,7 @@ class Writer:
         await write_zeros(file, start + TRAILER_BYTES, end)
         synced = last if self._files.config.fsync else LogIndex(0)
         record = TailRecord(last, work.last_term, start, synced, work.end_offset)
-        await file.write_and_sync(start, segment.trailer(record))
+        await file.write_and_sync(start, encode_trailer(record, self._files.identity))
         segment.written_end = start
         segment.soiled_end = 0
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Literal, Self, TypedDict, Unpack
 from urllib.parse import quote
 
 from shoal.client.http.discovery import urls_by_mdns, urls_of_seeds
+from shoal.client.http.group_path import group_path
 from shoal.client.http.requests import Call, ClientConfig, Cluster, topic_path
 from shoal.client.http.routes import bootstrap_urls
 from shoal.errors import ShoalError
@@ -24,6 +26,8 @@ class Retention(TypedDict, total=False):
 
     age: str | None
     bytes: int | None
+    hold_for_groups: bool
+    acknowledged: bool
 
 
 class Segment(TypedDict, total=False):
@@ -47,6 +51,37 @@ class TopicOptions(ChangeableOptions, total=False):
     kind: str
     partitions: int
     fsync: bool
+
+
+class GroupRetry(TypedDict, total=False):
+    """The delay before a message comes again: `first` ("1s"), times `factor` with each attempt, at `most`
+    ("5m")."""
+
+    first: str
+    factor: int
+    most: str
+
+
+class ChangeableGroupOptions(TypedDict, total=False):
+    """Settings of a consumer group that may change."""
+
+    visibility: str
+    """How long a message is in one consumer's hands alone, without an extension."""
+    max_attempts: int | None
+    """After so many a message is dead; None: never."""
+    retry: GroupRetry
+    dead: Literal["letter", "stop", "drop"]
+    session: str
+    """An exclusive group's consumer that is silent for so long loses its partitions."""
+    paused: bool
+
+
+class GroupOptions(ChangeableGroupOptions, total=False):
+    """Settings of a consumer group; those left out have the agents' defaults."""
+
+    mode: Literal["shared", "exclusive", "key-ordered"]
+    start: str
+    """earliest, latest, or @ and a time."""
 
 
 class ClientOptions(TypedDict, total=False):
@@ -180,10 +215,13 @@ class AdminClient(LiveObject):
     async def create_topic(
         self, name: str, settings: Mapping[str, Any] | None = None, **named: Unpack[TopicOptions]
     ) -> tuple[bool, dict[str, Any]]:
-        """PUT /v1/topics/{topic}; False beside the topic if it was there already, with equal settings. They
-        may be named: `create_topic("orders", partitions=6, retention={"age": "7d"})`."""
+        """PUT /v1/topics/{topic}; False beside the topic if somebody else had made it, with equal settings.
+        They may be named: `create_topic("orders", partitions=6, retention={"age": "7d"})`."""
         body = {**(settings or {}), **named}
-        answer = await self._cluster.anywhere(_call("PUT", topic_path(name), body or None), retry=True)
+        call = _call("PUT", topic_path(name), body or None)
+        # An attempt whose answer was lost may have made it: the next one is told so by the key.
+        call = call._replace(headers={**call.headers, "Idempotency-Key": secrets.token_hex(16)})
+        answer = await self._cluster.anywhere(call, retry=True)
         return answer.status == 201, answer.document()
 
     async def topic_settings(self, name: str) -> dict[str, Any]:
@@ -218,6 +256,66 @@ class AdminClient(LiveObject):
             if error.code != "unknown-topic":
                 raise
 
+    async def groups(self, topic: str) -> list[dict[str, Any]]:
+        """GET /v1/topics/{topic}/groups: the topic's consumer groups, with mode and lag."""
+        return list((await self._get(f"{topic_path(topic)}/groups")).get("groups", []))
+
+    async def group(self, topic: str, name: str) -> dict[str, Any]:
+        """GET .../groups/{group}: settings, and each partition's position, lag and consumers."""
+        return await self._get(group_path(topic, name))
+
+    async def create_group(
+        self, topic: str, name: str, **named: Unpack[GroupOptions]
+    ) -> tuple[bool, dict[str, Any]]:
+        """PUT .../groups/{group}; False beside the group if it was there, with equal settings."""
+        call = _call("PUT", group_path(topic, name), dict(named) or None)
+        answer = await self._cluster.anywhere(call, retry=True)
+        return answer.status == 201, answer.document()
+
+    async def change_group(
+        self, topic: str, name: str, *, if_version: str | None = None, **named: Unpack[ChangeableGroupOptions]
+    ) -> dict[str, Any]:
+        """PATCH .../groups/{group}: the group with these settings changed, the others as they were. With
+        `if_version` only if the settings are of that `settings_version`: else settings-changed."""
+        params = {} if if_version is None else {"if_version": if_version}
+        call = _call("PATCH", group_path(topic, name), dict(named))._replace(params=params)
+        return (await self._cluster.anywhere(call, retry=True)).document()
+
+    async def delete_group(self, topic: str, name: str) -> None:
+        """DELETE .../groups/{group}: its positions are gone, the dead letters' topic stays. Raises
+        unknown-group if it was not there; looked up first, for the reason of `delete_topic`."""
+        await self.group(topic, name)
+        try:
+            await self._cluster.anywhere(Call("DELETE", group_path(topic, name)), retry=True)
+        except ShoalError as error:
+            if error.code != "unknown-group":
+                raise
+
+    async def seek_group(self, topic: str, name: str, to: str | Mapping[int, int]) -> list[dict[str, Any]]:
+        """POST .../groups/{group}/seek: go on from earliest, latest, @TIME, or offsets by partition. Returns
+        the new place of each partition that was sought. Receipts of before are void."""
+        place = to if isinstance(to, str) else {str(partition): offset for partition, offset in to.items()}
+        answer = await self._ask("POST", f"{group_path(topic, name)}/seek", {"to": place})
+        return list(answer.get("partitions", []))
+
+    async def redrive_group(self, topic: str, name: str, limit: int | None = None) -> dict[str, Any]:
+        """POST .../groups/{group}/redrive: dead letters become messages again. How many: `redriven`, of which
+        `copied` were appended anew, since retention had taken the originals."""
+        body = {} if limit is None else {"limit": limit}
+        return await self._ask("POST", f"{group_path(topic, name)}/redrive", body)
+
+    async def decide_stopped(
+        self,
+        topic: str,
+        name: str,
+        partition: int,
+        offset: int,
+        action: str,
+    ) -> None:
+        """POST .../groups/{group}/decide: the fate of a message that stopped its group (`dead` is stop)."""
+        body = {"partition": partition, "offset": offset, "action": action}
+        await self._ask("POST", f"{group_path(topic, name)}/decide", body)
+
     async def kept_topics(self) -> list[dict[str, Any]]:
         """GET /v1/kept-topics: topics that the catalog does not know, and whose replicas live agents keep."""
         return list((await self._get("/v1/kept-topics")).get("topics", []))
@@ -247,7 +345,7 @@ class AdminClient(LiveObject):
 
     async def level(self) -> dict[str, Any]:
         """GET /v1/cluster/level: the cluster's feature level, and which members understand which."""
-        return await self._get("/v1/cluster/level")
+        return await self._of_levels(self._get("/v1/cluster/level"))
 
     async def raise_level(self, level: int | None = None, without: Sequence[str] = ()) -> dict[str, Any]:
         """POST /v1/cluster/level: to this level, or to the highest that every member understands. `without`:
@@ -255,7 +353,21 @@ class AdminClient(LiveObject):
         body: dict[str, Any] = {} if level is None else {"level": level}
         if without:
             body["without"] = list(without)
-        return await self._ask("POST", "/v1/cluster/level", body)
+        return await self._of_levels(self._ask("POST", "/v1/cluster/level", body))
+
+    async def _of_levels(self, asked: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+        """The answer. ShoalError unknown-route, in words, of an agent of before feature levels."""
+        try:
+            return await asked
+        except ShoalError as error:
+            if error.code != "unknown-route":
+                raise
+            detail = (
+                f"{self.asked} is an agent of a version before feature levels: while it works in its cluster,"
+                " that is at level 1, and rises once every agent is upgraded; ask an upgraded one what else"
+                " it waits for"
+            )
+            raise ShoalError(error.code, detail) from error
 
     async def recovery_preview(self, topic: str, partition: int) -> dict[str, Any]:
         """GET /v1/agent/recover at the first bootstrap agent: what forced recovery would do there."""

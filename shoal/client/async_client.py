@@ -28,6 +28,8 @@ from shoal.client.produce.producer import (
     ProduceFailed,
     ProducerOptions,
 )
+from shoal.client.subscribe.options import SubscribeOptions
+from shoal.client.subscribe.subscription import AsyncSubscription
 from shoal.errors import ClientError, ClientForked
 
 DEFAULT_FETCH_BYTES = 4 << 20
@@ -54,14 +56,14 @@ class AsyncClient(AdminClient):
         self._sender_opens = asyncio.Lock()
         self._open_producers: set[AsyncProducer] = set()
         """Kept until they are closed: their records are delivered, also if nobody has the producer."""
-        self._consumers: WeakSet[AsyncConsumer] = WeakSet()
+        self._consumers: WeakSet[AsyncConsumer | AsyncSubscription] = WeakSet()
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.close(flush=kind is None)
 
     async def close(self, *, flush: bool = True) -> None:
-        """Take nothing more, flush all producers, end all producers and consumers. Idempotent. Raises
-        ProduceFailed; the client is closed even then."""
+        """Take nothing more, flush all producers, end them and all consumers and subscriptions. Idempotent.
+        Raises ProduceFailed; the client is closed even then."""
         try:
             if flush:
                 await self.finish()
@@ -154,6 +156,14 @@ class AsyncClient(AdminClient):
         consumer = AsyncConsumer(self._cluster, topic, **options)
         self._consumers.add(consumer)
         return consumer
+
+    def subscribe(self, topic: str, *, group: str, **options: Unpack[SubscribeOptions]) -> AsyncSubscription:
+        """A consumer of a group: its messages are shared out among its consumers, acknowledged one by one,
+        and come again where one fails. A group that does not exist is made. It opens when it is first read,
+        or in an `async with` block, which also closes it; so does `close` of the client."""
+        subscription = AsyncSubscription(self._cluster, topic, group, **options)
+        self._consumers.add(subscription)
+        return subscription
 
     async def fetch(
         self,

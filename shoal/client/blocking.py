@@ -29,6 +29,7 @@ import pyarrow as pa
 from shoal.client.async_admin import ClientOptions
 from shoal.client.async_client import AsyncClient
 from shoal.client.blocking_consumer import Consumer
+from shoal.client.blocking_subscription import Subscription
 from shoal.client.consume.consumer import ConsumerOptions
 from shoal.client.http.requests import ClientConfig
 from shoal.client.loop_thread import LoopThread, forked, on_thread
@@ -36,10 +37,11 @@ from shoal.client.produce.accumulator import RECORD_OVERHEAD_BYTES, SendOptions,
 from shoal.client.produce.delivery import Delivery, Place, ProducerStatistics
 from shoal.client.produce.lone_record import ANSWER_SECONDS
 from shoal.client.produce.producer import AsyncProducer, ProduceFailed, ProducerOptions
+from shoal.client.subscribe.options import SubscribeOptions
 from shoal.errors import ClientClosed
 from shoal.unpicklable import LiveObject
 
-__all__ = ["Client", "Consumer", "Producer"]
+__all__ = ["Client", "Consumer", "Producer", "Subscription"]
 
 logger = logging.getLogger("shoal.client")
 _FINISHING: set[LoopThread] = set()
@@ -130,6 +132,14 @@ class Client(LiveObject):
     alter_topic = on_thread(AsyncClient.alter_topic)
     trim = on_thread(AsyncClient.trim)
     delete_topic = on_thread(AsyncClient.delete_topic)
+    groups = on_thread(AsyncClient.groups)
+    group = on_thread(AsyncClient.group)
+    create_group = on_thread(AsyncClient.create_group)
+    change_group = on_thread(AsyncClient.change_group)
+    delete_group = on_thread(AsyncClient.delete_group)
+    seek_group = on_thread(AsyncClient.seek_group)
+    redrive_group = on_thread(AsyncClient.redrive_group)
+    decide_stopped = on_thread(AsyncClient.decide_stopped)
     offsets = on_thread(AsyncClient.offsets)
     fetch = on_thread(AsyncClient.fetch)
 
@@ -183,6 +193,14 @@ class Client(LiveObject):
         inner = self._inner.consumer(topic, **options)
         self._thread.run(inner.open())
         return Consumer(self, self._thread, inner)
+
+    def subscribe(self, topic: str, *, group: str, **options: Unpack[SubscribeOptions]) -> Subscription:
+        """A consumer of a group, open: `for message in client.subscribe("payments", group="g"):` acks each
+        message when the next one is asked for, and has it come again when its body raises. A group that does
+        not exist is made."""
+        inner = self._inner.subscribe(topic, group=group, **options)
+        self._thread.run(inner.open())
+        return Subscription(self, self._thread, inner)
 
     def _check_open(self) -> None:
         """A producer that is opened while the client closes would not be flushed."""

@@ -6,11 +6,9 @@ Law of this file: the topic's life and the report. rounds.py measures.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import signal
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +18,7 @@ from shoal.agent.cli.bench.floors import is_here
 from shoal.agent.cli.bench.plan import BenchPlan
 from shoal.agent.cli.bench.rounds import BenchRounds
 from shoal.agent.cli.terminal.amounts import size_bytes
+from shoal.agent.cli.terminal.interruption import interruptible
 from shoal.agent.cli.terminal.options import (
     DEFAULT_AGENT,
     AgentOption,
@@ -107,7 +106,7 @@ async def measure(client: AsyncClient, plan: BenchPlan) -> tuple[dict[str, Any],
     for line in plan.lines(asked):
         say(line)
     bar = ProgressBar(sys.stderr)
-    with _interruptible() as task:
+    with interruptible() as task:
         try:
             try:
                 replicas = await _create(client, plan)
@@ -167,19 +166,3 @@ async def _delete(client: AsyncClient, topic: str) -> bool:
     else:
         say(f"topic {topic} is deleted")
         return True
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[asyncio.Task[Any]]:
-    """Ctrl-C and SIGTERM cancel the task, which then still may await."""
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        yield task
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

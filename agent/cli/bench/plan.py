@@ -46,10 +46,10 @@ class BenchPlan:
         of = f" of cluster {asked['cluster']}" if asked.get("cluster") else ""
         size = f"{self.records * self.value_bytes / 1e6:,.1f} MB"
         return [
-            f"a benchmark of agent {asked.get('name') or asked.get('id')}{of}, as its clients see it. It",
-            f"- creates topic {self.topic}, and deletes it at the end, also after Ctrl-C",
-            f"- writes up to {self.records:,} records with values of {self.value_bytes:,} bytes: {size} on",
-            "  the disk of each replica, and a little more; and reads them back",
+            f"a benchmark of agent {asked.get('name') or asked.get('id')}{of}, as clients see it:",
+            f"- creates topic {self.topic}, and deletes it again, also after Ctrl-C",
+            f"- writes and reads up to {self.records:,} records with values of {self.value_bytes:,} bytes:",
+            f"  {size} on the disk of each replica, and a little more",
             f"- appends {self.samples:,} single records one by one, and {self.samples:,} more to a follower",
             f"- stops producing, and each kind of append, after {self.seconds:g} s",
             "Other users of the cluster will notice it.",

@@ -71,11 +71,19 @@ def replacements(
     routes: Mapping[str, Any],
     replace_after_ms: int | None,
     now_s: float,
+    topics: Sequence[Mapping[str, Any]],
 ) -> list[str]:
-    """For each member that is gone and still holds replicas: when other agents get new ones."""
+    """For each member that is gone and holds replicas that are still wanted: when others get new ones."""
     if replace_after_ms is None:
         return []
-    holders = {replica["id"] for _, one in _partitions(routes) for replica in one.get("replicas", [])}
+    gone = {member["id"] for member in members if member["status"] in GONE}
+    factors = {entry["name"]: entry.get("replication_factor") for entry in topics}
+    holders = set()
+    for where, partition in _partitions(routes):
+        holding = {replica["id"] for replica in partition.get("replicas", [])}
+        factor = factors.get(where.rpartition("/")[0])
+        if not isinstance(factor, int) or len(holding - gone) < factor:
+            holders |= holding
     lines = []
     for member in members:
         if member["status"] not in GONE or member["id"] not in holders or not member.get("since"):

@@ -13,14 +13,17 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shoal.agent.cli.records.group_consume import ConsumerMode, GroupReading, consume_group
 from shoal.agent.cli.records.lag import LagMeter
 from shoal.agent.cli.records.topic_chunks import TopicsRequest, chunks_of, ready_to_read
 from shoal.agent.cli.terminal.amounts import start_of
 from shoal.agent.cli.terminal.completion import complete_topic
+from shoal.agent.cli.terminal.interruption import interruptible
 from shoal.agent.cli.terminal.options import (
     DEFAULT_AGENT,
     AgentOption,
@@ -28,6 +31,7 @@ from shoal.agent.cli.terminal.options import (
     argument,
     example,
     flag,
+    name_of,
     option,
 )
 from shoal.agent.cli.terminal.output import UsageError, drop_stdout
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from shoal.client.async_client import AsyncClient
     from shoal.client.consume.fetch import Fetched
 
+BATCH_MAX = 100_000
 NO_VALUE = b"\\N"
 FORMAT_HELP = (
     "As %k %v\\n: %t topic, %p partition, %o offset, %k key, %v value, %h headers, %d time, %T its ms."
@@ -53,6 +58,39 @@ class Format(StrEnum):
     ARROW = "arrow"
 
 
+StartOption = Annotated[
+    str,
+    option(
+        "WHERE",
+        "earliest, latest, -N (the last N of each partition), an offset, -1h, @TIME or @DATE.",
+        "--from",
+    ),
+]
+LagOption = Annotated[
+    bool | None,
+    flag(
+        "Each partition's lag on stderr; default: a status line where records do not go to the terminal.",
+        "--lag/--no-lag",
+    ),
+]
+FormatOption = Annotated[Format, flag("Values as lines, JSON records, or an Arrow stream.", "--output", "-o")]
+GroupOption = Annotated[
+    str | None,
+    option("GROUP", "Share the messages with all who name this group.", callback=name_of),
+]
+CommandOption = Annotated[
+    str | None, option("CMD", "With --group: run for each message, on its stdin.", "--exec")
+]
+ConsumerOption = Annotated[
+    str | None, option("NAME", "With --group: this consumer's name.", callback=name_of)
+]
+ModeOption = Annotated[ConsumerMode | None, flag("With --group: the mode of a group that is new.")]
+BatchOption = Annotated[
+    int | None, option("N", "With --group: messages held at a time.", min=1, max=BATCH_MAX)
+]
+AckOption = Annotated[bool, flag("With --group: --no-ack looks and gives back.", "--ack/--no-ack")]
+
+
 @app.command(
     epilog=example(
         "shoal consume flights --limit 5",
@@ -60,54 +98,93 @@ class Format(StrEnum):
         "shoal consume flights --from -1h -f '%o %k %v\\n'",
         "shoal consume flights orders --follow -f '%t %k %v\\n'",
         "shoal consume flights --lag > flights.ndjson",
+        "shoal consume payments --group billing --follow --exec ./charge.sh",
     )
 )
 def consume(
     topics: Annotated[list[str], argument("TOPIC", "The topics, one or several.", complete_topic)],
-    start: Annotated[
-        str,
-        option(
-            "WHERE",
-            "earliest, latest, -N (the last N of each partition), an offset, -1h, @TIME or @DATE.",
-            "--from",
-        ),
-    ] = "earliest",
+    start: StartOption = "earliest",
     partition: PartitionOption = None,
     limit: Annotated[int | None, option("N", "End after N records.", "--limit", "-n", min=0)] = None,
     follow: Annotated[bool, flag("Wait for later records.", "--follow", "-F")] = False,
-    output: Annotated[
-        Format, flag("Values as lines, JSON records, or an Arrow stream.", "--output", "-o")
-    ] = Format.TEXT,
+    output: FormatOption = Format.TEXT,
     template: Annotated[str | None, option("TEMPLATE", FORMAT_HELP, "--format", "-f")] = None,
-    lag: Annotated[
-        bool | None,
-        flag(
-            "Each partition's lag on stderr; default: a status line where records do not go to the terminal.",
-            "--lag/--no-lag",
-        ),
-    ] = None,
+    lag: LagOption = None,
+    group: GroupOption = None,
+    command: CommandOption = None,
+    consumer: ConsumerOption = None,
+    mode: ModeOption = None,
+    batch: BatchOption = None,
+    ack: AckOption = True,
     agent: AgentOption = DEFAULT_AGENT,
 ) -> None:
     """Write records to stdout, partition by partition, up to the end of the log or without end (--follow).
 
     Several topics come one after the other, and with --follow as their records arrive. As text, a record
     without a value is \\N. --follow waits for a topic that does not exist yet.
+
+    With --group each message goes to one of the group's consumers. It is acknowledged when it is written, or
+    when CMD ends with 0; else it comes again after the group's delay. Without --follow the command ends when
+    all messages of the group are done.
     """
     names = tuple(dict.fromkeys(topics))
+    _check(names, output, template)
+    arrow = ArrowStream(with_topic=len(names) > 1) if output is Format.ARROW else None
+    write = _renderer(output, template, with_topic=len(names) > 1) if arrow is None else arrow.write
+    if group is None:
+        given = {"--exec": command, "--consumer": consumer, "--mode": mode, "--batch": batch}
+        named = [name for name, value in given.items() if value is not None]
+        if named or not ack:
+            raise UsageError(f"{[*named, '--no-ack'][0]} is for consumer groups", "add --group GROUP")
+        where = start_of(start, time.time_ns() // 1_000_000)
+        request = TopicsRequest(names, where, partition, limit, follow)
+        run = partial(_consume_topics, agent, request, lag, write)
+    else:
+        _check_grouped(names, start, lag)
+        chosen = None if mode is None else str(mode)
+        reading = GroupReading(
+            names[0], group, consumer, chosen, batch, command, ack, partition, limit, follow
+        )
+        run = partial(consume_group, agent, reading, write)
+    try:
+        interrupted = run()
+        if arrow is not None:
+            arrow.close()
+    except BrokenPipeError:
+        drop_stdout()  # the reader (`| head`) has closed the pipe: nothing failed
+        return
+    if interrupted and not follow:
+        raise typer.Exit(128 + signal.SIGINT)
+
+
+def _check(names: tuple[str, ...], output: Format, template: str | None) -> None:
     if output is Format.ARROW and sys.stdout.isatty():
         raise UsageError("an Arrow stream is binary", "send it to a file or a program: `> records.arrows`")
     if wrong := next((name for name in names if "%" in name), None):
         raise UsageError(f"{wrong!r} is no topic name", "a template follows --format or -f; -F is --follow")
-    where = start_of(start, time.time_ns() // 1_000_000)
     if template is not None and output is not Format.TEXT:
         raise UsageError("--format is for text", "leave --output out")
-    several = len(names) > 1
-    arrow = ArrowStream(with_topic=several) if output is Format.ARROW else None
-    write = _renderer(output, template, with_topic=several) if arrow is None else arrow.write
+
+
+def _check_grouped(names: tuple[str, ...], start: str, lag: bool | None) -> None:
+    """A group keeps its own place, and belongs to one topic."""
+    if len(names) > 1:
+        raise UsageError("a consumer group belongs to one topic", "run a command for each topic")
+    if start != "earliest":
+        raise UsageError(
+            "--from is not for groups, which go on where they are", "`shoal group seek` sets another place"
+        )
+    if lag:
+        raise UsageError("--lag is not for groups", "`shoal group describe` shows a group's lag")
+
+
+def _consume_topics(
+    agent: str, request: TopicsRequest, lag: bool | None, write: Callable[[str, Fetched], None]
+) -> bool:
+    """Whether a signal ended it."""
 
     async def work(client: AsyncClient) -> bool:
-        meter = LagMeter(lag, beside_records=sys.stdout.isatty(), with_topic=several)
-        request = TopicsRequest(names, where, partition, limit, follow)
+        meter = LagMeter(lag, beside_records=sys.stdout.isatty(), with_topic=len(request.topics) > 1)
         wanted = await ready_to_read(client, request, all_exist=meter.summarises)
         if meter.summarises:  # partitions without records have a lag too
             await _begin(client, wanted, meter)
@@ -115,18 +192,10 @@ def consume(
             interrupted = await _write_all(chunks_of(client, wanted), write, meter)
         finally:
             meter.clear()
-        if arrow is not None:
-            arrow.close()
         meter.summary()
         return interrupted
 
-    try:
-        interrupted = with_client(agent, work)
-    except BrokenPipeError:
-        drop_stdout()  # the reader (`| head`) has closed the pipe: nothing failed
-        return
-    if interrupted and not follow:
-        raise typer.Exit(128 + signal.SIGINT)
+    return with_client(agent, work)
 
 
 async def _begin(client: AsyncClient, wanted: TopicsRequest, meter: LagMeter) -> None:
@@ -145,19 +214,15 @@ async def _write_all(
     chunks: AsyncGenerator[tuple[str, Fetched]], write: Callable[[str, Fetched], None], meter: LagMeter
 ) -> bool:
     """Write until the end, or until a signal; returns whether a signal ended it."""
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
     async with contextlib.aclosing(chunks):
-        try:
-            async for topic, found in chunks:
-                write(topic, found)
-                meter.saw(found, topic)
-        except asyncio.CancelledError:
-            task.uncancel()
-            return True
+        with interruptible() as task:
+            try:
+                async for topic, found in chunks:
+                    write(topic, found)
+                    meter.saw(found, topic)
+            except asyncio.CancelledError:
+                task.uncancel()
+                return True
     return False
 
 

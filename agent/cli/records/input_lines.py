@@ -21,7 +21,9 @@ from shoal.format.batch import MAX_RECORD_BYTES
 from shoal.format.records import parse_ndjson
 
 READ_BYTES = 1 << 18
-CHUNKS_AHEAD_MAX = 8  # chunks read and not yet taken: 2 MiB of reading ahead
+JSON_LINE_BYTES_MAX = 6 * MAX_RECORD_BYTES + (1 << 20)
+"""Of a record as JSON: a control character is six bytes there, and names, offset and time come on top."""
+CHUNKS_AHEAD_MAX = 8  # read and not yet taken: 2 MiB of lines, or 64 MiB of whole files
 
 
 class Chunk(NamedTuple):
@@ -34,18 +36,23 @@ class Chunk(NamedTuple):
 
 
 class LineTooLong(CliError):
-    """A line over MAX_RECORD_BYTES. No agent accepts such a record, and it is not collected in memory."""
+    """A line or file that no agent accepts as a record, and that is not collected in memory."""
 
 
 class LineReader:
-    """Reads files one after the other in a thread; `next` awaits chunks. "-" is standard input.
+    """Reads files one after the other in a thread; `next` awaits chunks. "-" is standard input. `whole`: each
+    file is a chunk of one line, with all that is in it.
 
     The thread is a daemon that blocks in read(2) or on the bound of CHUNKS_AHEAD_MAX only, so an interrupted
     command does not wait for a terminal's next line.
     """
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(
+        self, paths: Sequence[str], *, line_bytes_max: int = MAX_RECORD_BYTES, whole: bool = False
+    ) -> None:
         self.total_bytes = _total_bytes(paths)
+        self._line_bytes_max = line_bytes_max
+        self._read_file = self._read_whole if whole else self._read_lines
         self._paths = paths
         self._loop = asyncio.get_running_loop()
         self._room = threading.Semaphore(CHUNKS_AHEAD_MAX)
@@ -63,33 +70,41 @@ class LineReader:
     def _read_all(self) -> None:
         try:
             for path in self._paths:
-                self._read_one(path)
+                descriptor = 0 if path == "-" else os.open(path, os.O_RDONLY)
+                self._read_file(descriptor, "standard input" if path == "-" else path)
+                if path != "-":
+                    os.close(descriptor)
             self._put(None)
         except (OSError, LineTooLong) as error:
             if isinstance(error, OSError) and error.filename is None:
                 error.filename = path  # os.read, unlike os.open, does not name it
             self._put(error)
 
-    def _read_one(self, path: str) -> None:
-        descriptor = 0 if path == "-" else os.open(path, os.O_RDONLY)
-        name = "standard input" if path == "-" else path
-        first_line, rest = 1, b""
+    def _read_lines(self, descriptor: int, name: str) -> None:
+        first_line, rest = 1, bytearray()
         while data := os.read(descriptor, READ_BYTES):
             head, newline, tail = data.rpartition(b"\n")
             if not newline:
                 rest += data
-                if len(rest) > MAX_RECORD_BYTES:
-                    detail = f"line {first_line} of {name} is longer than {MAX_RECORD_BYTES >> 20} MiB"
+                if len(rest) > self._line_bytes_max:
+                    detail = f"line {first_line} of {name} is longer than {self._line_bytes_max >> 20} MiB"
                     raise LineTooLong(detail, ADVICE["too-large"])
                 continue
-            lines = (rest + head).split(b"\n")
-            rest = tail
+            lines = bytes(rest + head).split(b"\n")
+            rest = bytearray(tail)
             self._put(Chunk(name, first_line, lines, len(data)))
             first_line += len(lines)
         if rest:
-            self._put(Chunk(name, first_line, [rest], 0))
-        if path != "-":
-            os.close(descriptor)
+            self._put(Chunk(name, first_line, [bytes(rest)], 0))
+
+    def _read_whole(self, descriptor: int, name: str) -> None:
+        """A file without an end is no record either."""
+        content = bytearray()
+        while data := os.read(descriptor, READ_BYTES):
+            content += data
+            if len(content) > MAX_RECORD_BYTES:
+                raise LineTooLong(f"{name} is longer than {MAX_RECORD_BYTES >> 20} MiB", ADVICE["too-large"])
+        self._put(Chunk(name, 1, [bytes(content)], len(content)))
 
     def _put(self, chunk: Chunk | Exception | None) -> None:
         self._room.acquire()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import sys
 import time
@@ -17,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from shoal.agent.cli.records.produce_input import InputFormat, Shape, headers_of, whole_file
+from shoal.agent.cli.records.produce_input import InputFormat, Shape, headers_of
 from shoal.agent.cli.terminal.completion import complete_topic
+from shoal.agent.cli.terminal.interruption import on_interruption
 from shoal.agent.cli.terminal.options import (
     DEFAULT_AGENT,
     AgentOption,
@@ -27,6 +29,7 @@ from shoal.agent.cli.terminal.options import (
     argument,
     example,
     flag,
+    name_of,
     option,
 )
 from shoal.agent.cli.terminal.output import CliError, UsageError, plural, say, show_json
@@ -101,7 +104,8 @@ def produce(
         list[str] | None, argument("FILE", "Files of lines; none or - is standard input.")
     ] = None,
     key_field: Annotated[
-        str | None, option("FIELD", "Lines are JSON objects; this field is the record's key.")
+        str | None,
+        option("FIELD", "Lines are JSON objects; this field is the record's key.", callback=name_of),
     ] = None,
     key: Annotated[str | None, option("KEY", "The key of every record.", "--key", "-k")] = None,
     key_separator: Annotated[
@@ -139,14 +143,14 @@ def produce(
 
     The exit code is 0 only if every record was acknowledged.
     """
-    if rate is not None and not rate > 0:
-        raise UsageError(f"--rate {rate:g} is not positive", "leave it out to send as fast as possible")
+    if rate is not None and not (rate > 0 and math.isfinite(rate)):
+        raise UsageError(f"--rate {rate:g} is no rate", "leave it out to send as fast as possible")
     pairs = headers_of(header or [])
     shape = Shape(form, key_field, key, key_separator, pairs, null, whole, tombstone)
     shape.check(tuple(files or ()))
     paths = () if tombstone else tuple(files or ["-"])
-    if "-" in paths and not whole and sys.stdin.isatty():
-        say("each line is a record; Ctrl-D ends")
+    if "-" in paths and sys.stdin.isatty():
+        say("all that is typed is one record; Ctrl-D ends" if whole else "each line is a record; Ctrl-D ends")
         progress = bool(progress)  # by default none: it would be drawn over the typed text
     z = None if compression is None else str(compression)
     settings = Settings(topic, paths, shape, z, partition, str(acks), rate, progress)
@@ -164,15 +168,12 @@ async def _run(client: AsyncClient, settings: Settings) -> Outcome:
     from shoal.client.produce.batcher import BatchingConfig, Pacer
 
     try:
-        reader = LineReader(() if settings.shape.whole else settings.paths)
+        shape = settings.shape
+        reader = LineReader(settings.paths, line_bytes_max=shape.line_bytes_max, whole=shape.whole)
     except OSError as error:
         raise CliError(
             f"{error.filename}: {error.strerror}", "name readable files, or - for standard input"
         ) from error
-    interrupted = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupted.set)
     producer = client.producer(
         settings.topic,
         acks=settings.acks,  # type: ignore[arg-type]
@@ -183,7 +184,9 @@ async def _run(client: AsyncClient, settings: Settings) -> Outcome:
     pacer = None if settings.rate is None else Pacer(settings.rate, time.monotonic() * 1_000)
     progress = Progress(reader.total_bytes, shown=settings.progress)
     run = _Run(client, producer, settings, reader, progress, pacer, settings.shape)
-    return await run.until(interrupted)
+    interrupted = asyncio.Event()
+    with on_interruption(interrupted.set):
+        return await run.until(interrupted)
 
 
 @dataclass
@@ -256,7 +259,8 @@ class _Run:
 
         async with self.producer as producer:
             try:
-                await self._send_whole(producer)
+                if self.shape.tombstone:
+                    await self._send_batch(producer, self.shape.one(None), 0)
                 while (chunk := await self.reader.next()) is not None:
                     done_bytes = self.read_bytes + chunk.read_bytes
                     await self._send_chunk(producer, chunk)
@@ -270,19 +274,13 @@ class _Run:
                 await producer.flush()  # the records before the fault are whole
                 raise
 
-    async def _send_whole(self, producer: AsyncProducer) -> None:
-        """Files that are a value each, and the tombstone."""
-        shape = self.settings.shape
-        if shape.tombstone:
-            await self._send_batch(producer, shape.one(None), 0)
-        for path in self.settings.paths if shape.whole else ():
-            data = await asyncio.to_thread(whole_file, path)
-            await self._send_batch(producer, shape.one(data), len(data))
-
     async def _send_chunk(self, producer: AsyncProducer, chunk: Chunk) -> None:
         from shoal.agent.cli.records.input_lines import located, without_blanks
         from shoal.errors import ShoalError
 
+        if self.shape.whole:
+            await self._send_batch(producer, self.shape.one(chunk.lines[0]), chunk.read_bytes)
+            return
         shape = self._shape_of(chunk)
         lines, numbers = without_blanks(chunk, strip=shape.strips)
         if not lines:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from shoal.agent.cli.terminal.output import CliError, UsageError
+from shoal.agent.cli.terminal.amounts import typed_bytes
+from shoal.agent.cli.terminal.options import name_of
+from shoal.agent.cli.terminal.output import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,13 +53,13 @@ class Shape:
     key_field: str | None = None
     key: str | None = None
     key_separator: str | None = None
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, bytes], ...] = ()
     null: str | None = None
     whole: bool = False
     tombstone: bool = False
 
     def check(self, files: tuple[str, ...]) -> None:
-        """Raises CliError for options that do not go together."""
+        """Raises UsageError for options that do not go together."""
         keys = {"--key-field": self.key_field, "--key": self.key, "--key-separator": self.key_separator}
         given = [name for name, value in keys.items() if value is not None]
         if len(given) > 1:
@@ -94,6 +96,16 @@ class Shape:
         return decided
 
     @property
+    def line_bytes_max(self) -> int:
+        """Of a line that may become a record."""
+        from shoal.agent.cli.records.input_lines import JSON_LINE_BYTES_MAX
+        from shoal.format.batch import MAX_RECORD_BYTES
+
+        plain = (self.key_field, self.key, self.key_separator, self.null, self.headers or None)
+        is_plain = self.form is InputFormat.TEXT or any(option is not None for option in plain)
+        return MAX_RECORD_BYTES if is_plain else JSON_LINE_BYTES_MAX
+
+    @property
     def strips(self) -> bool:
         """Whether blanks around a line are removed, as for JSON."""
         return self.key_field is not None or self.form is InputFormat.JSON
@@ -107,16 +119,17 @@ class Shape:
             from shoal.format.records import columns_to_batch, parse_json_lines
 
             return columns_to_batch(parse_json_lines(lines, CARRIED_ON), time.time_ns() // 1_000)
+        _check_lengths(lines)
         keys: Any = None
         values: list[bytes | None] = list(lines)
         if self.key_field is not None:
             keys = keys_of(lines, self.key_field)
         elif self.key is not None:
-            keys = [self.key.encode()] * len(lines)
+            keys = [typed_bytes(self.key)] * len(lines)
         elif self.key_separator is not None:
-            keys, values = _split(lines, self.key_separator.encode())
+            keys, values = _split(lines, typed_bytes(self.key_separator))
         if self.null is not None:
-            null = self.null.encode()
+            null = typed_bytes(self.null)
             values = [None if value == null else value for value in values]
         return self.with_headers(batch_of(values, keys))
 
@@ -124,7 +137,7 @@ class Shape:
         """A single record: a file's content, or a tombstone."""
         from shoal.client.produce.producer import batch_of
 
-        return self.with_headers(batch_of([value], None if self.key is None else [self.key.encode()]))
+        return self.with_headers(batch_of([value], None if self.key is None else [typed_bytes(self.key)]))
 
     def with_headers(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Every record with the headers that were given."""
@@ -133,11 +146,23 @@ class Shape:
         import pyarrow as pa
 
         place = batch.schema.get_field_index("headers")
-        pairs = [{"key": name, "value": value.encode()} for name, value in self.headers]
+        pairs = [{"key": name, "value": value} for name, value in self.headers]
         column = pa.repeat(pa.scalar(pairs, batch.schema.field(place).type), batch.num_rows)
         return pa.RecordBatch.from_arrays(
             [column if i == place else old for i, old in enumerate(batch.columns)], schema=batch.schema
         )
+
+
+def _check_lengths(lines: list[bytes]) -> None:
+    """A line that might have been a record as JSON may be too long as it is. Raises ShoalError."""
+    from shoal.errors import ShoalError
+    from shoal.format.batch import MAX_RECORD_BYTES
+
+    sizes = list(map(len, lines))
+    if max(sizes, default=0) > MAX_RECORD_BYTES:
+        number = next(number for number, size in enumerate(sizes) if size > MAX_RECORD_BYTES)
+        detail = f"record {number}: the line is longer than {MAX_RECORD_BYTES >> 20} MiB"
+        raise ShoalError("too-large", detail, record=number)
 
 
 def _split(lines: list[bytes], separator: bytes) -> tuple[list[bytes | None], list[bytes | None]]:
@@ -147,35 +172,19 @@ def _split(lines: list[bytes], separator: bytes) -> tuple[list[bytes | None], li
     parts = [line.partition(separator) for line in lines]
     for number, (_, found, _) in enumerate(parts):
         if not found:
-            detail = f"record {number}: the line has no {separator.decode()!r} between key and value"
+            text = separator.decode(errors="backslashreplace")
+            detail = f"record {number}: the line has no {text!r} between key and value"
             raise ShoalError("bad-request", detail, record=number)
     return [key for key, _, _ in parts], [value for _, _, value in parts]
 
 
-def headers_of(texts: list[str]) -> tuple[tuple[str, str], ...]:
-    """`name=value` or `name:value`, each. Raises CliError."""
+def headers_of(texts: list[str]) -> tuple[tuple[str, bytes], ...]:
+    """`name=value`, or `name: value` without the blanks around the value, each. Raises UsageError."""
     pairs = []
     for text in texts:
         cut = min((text.find(sign) for sign in "=:" if sign in text), default=-1)
         if cut < 1:
             raise UsageError(f"--header {text!r} has no name and value", "give one like trace=af31")
-        pairs.append((text[:cut].strip(), text[cut + 1 :].strip()))
+        value = text[cut + 1 :] if text[cut] == "=" else text[cut + 1 :].strip()
+        pairs.append((str(name_of(text[:cut].strip())), typed_bytes(value)))
     return tuple(pairs)
-
-
-def whole_file(path: str) -> bytes:
-    """A file's content; "-" is standard input. Raises OSError, and CliError above MAX_RECORD_BYTES."""
-    import sys
-
-    from shoal.format.batch import MAX_RECORD_BYTES
-
-    if path == "-":
-        data = sys.stdin.buffer.read(MAX_RECORD_BYTES + 1)
-    else:
-        with open(path, "rb") as file:
-            data = file.read(MAX_RECORD_BYTES + 1)
-    if len(data) > MAX_RECORD_BYTES:
-        name = "standard input" if path == "-" else path
-        limit = f"a record may have at most {MAX_RECORD_BYTES >> 20} MiB"
-        raise CliError(f"{name} is longer than {MAX_RECORD_BYTES >> 20} MiB", limit)
-    return data

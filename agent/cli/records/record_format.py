@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from shoal.agent.cli.terminal.amounts import typed_bytes
 from shoal.agent.cli.terminal.output import UsageError
 from shoal.client.consume.record import Record
 from shoal.format.timestamps import format_time
@@ -36,8 +37,8 @@ class Template:
     def __init__(self, text: str) -> None:
         """Raises UsageError, also for a template that shows nothing of a record."""
         self._parts: list[bytes | Callable[[Record], bytes]] = []
-        for field, escape, plain in _PART.findall(text):
-            self._parts.append(_part(text, field, escape, plain))
+        for found in _PART.finditer(text):
+            self._parts.append(_part(text, found[0], *(found[i] or "" for i in (1, 2, 3))))
         if all(isinstance(part, bytes) for part in self._parts):
             raise UsageError(f"--format {text!r} names no field", f"{HELP} --follow is -F")
 
@@ -49,9 +50,9 @@ class Template:
         )
 
 
-def _part(text: str, field: str, escape: str, plain: str) -> bytes | Callable[[Record], bytes]:
+def _part(text: str, part: str, field: str, escape: str, plain: str) -> bytes | Callable[[Record], bytes]:
     if plain:
-        return plain.encode()
+        return typed_bytes(plain)
     if field in FIELDS:
         return FIELDS[field]
     if field == "%":
@@ -60,5 +61,4 @@ def _part(text: str, field: str, escape: str, plain: str) -> bytes | Callable[[R
         return _ESCAPES[escape]
     if len(escape) == 3:
         return bytes([int(escape[1:], 16)])
-    wrong = f"\\{escape}" if escape else f"%{field}"
-    raise UsageError(f"--format {text!r}: {wrong} stands for nothing", HELP)
+    raise UsageError(f"--format {text!r}: {part} stands for nothing", HELP)

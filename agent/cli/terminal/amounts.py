@@ -18,7 +18,7 @@ _SIZE_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 _DURATION: Final = re.compile(r"([0-9]{1,12})(ms|s|m|h|d|w)")
 _SECONDS_MAX: Final = 10**11
 """A number below it counts seconds (until the year 5138), above it milliseconds (from 1973 on)."""
-MOMENT_FORMS: Final = "@2026-01-01T05:00:00Z, @2026-01-01, @1h (an hour ago), or milliseconds since 1970"
+MOMENT_FORMS: Final = "@2026-01-01T05:00:00Z, @2026-01-01, @1h (an hour ago), or @MILLISECONDS since 1970"
 
 
 def size_bytes(text: str, option: str) -> int | None:
@@ -71,12 +71,42 @@ def start_of(text: str, now_ms: int) -> str:
     """The value of --from as the client takes it: earliest, latest, -N, @MILLISECONDS or an offset. Raises
     UsageError."""
     word = {"beginning": "earliest", "start": "earliest", "end": "latest"}.get(text, text)
+    if re.fullmatch(r"-0{1,19}", word):
+        return "latest"  # the last none of them; the number alone would be the first offset
     if word in ("earliest", "latest") or re.fullmatch(r"-?[0-9]{1,19}", word):
         return word
-    if word.startswith("@"):
-        return f"@{moment_ms(word[1:], now_ms)}"
-    if word.startswith("-") and _DURATION.fullmatch(word[1:]):
-        return f"@{moment_ms(word, now_ms)}"
-    raise UsageError(
-        f"--from {text!r} is no place", f"give earliest, latest, -10, an offset, or a time: {MOMENT_FORMS}"
-    )
+    moment = _moment_of(word, now_ms)
+    if moment is None:
+        raise UsageError(
+            f"--from {text!r} is no place",
+            f"give earliest, latest, -10, an offset, or a time: -1h, {MOMENT_FORMS}",
+        )
+    return moment
+
+
+def end_of(text: str, now_ms: int) -> str:
+    """The value of --before: latest, @MILLISECONDS or an offset. Raises UsageError."""
+    word = {"end": "latest"}.get(text, text)
+    if word == "latest" or re.fullmatch(r"[0-9]{1,19}", word):
+        return word
+    moment = _moment_of(word, now_ms)
+    if moment is None:
+        raise UsageError(
+            f"--before {text!r} is no end", f"give an offset, latest, or a time: -1h, {MOMENT_FORMS}"
+        )
+    return moment
+
+
+def _moment_of(text: str, now_ms: int) -> str | None:
+    """@MILLISECONDS of `@` and a time, or of a duration before now; None for another text. Raises
+    UsageError."""
+    if text.startswith("@"):
+        return f"@{moment_ms(text[1:], now_ms)}"
+    if text.startswith("-") and _DURATION.fullmatch(text[1:]):
+        return f"@{moment_ms(text, now_ms)}"
+    return None
+
+
+def typed_bytes(text: str) -> bytes:
+    """The bytes of an argument: UTF-8, and where it was typed as other bytes, those."""
+    return text.encode("utf-8", "surrogateescape")

@@ -5,6 +5,8 @@ Law of this file: it knows typer and words. The commands decide what an option m
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
@@ -12,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 DEFAULT_AGENT = "http://127.0.0.1:7070"
+JSON = "json"
 
 
 class Output(StrEnum):
@@ -34,8 +37,19 @@ def flag(text: str, *names: str) -> Any:
 def argument(
     metavar: str, text: str, complete: Callable[[Any, str], list[str]] | None = None, **further: Any
 ) -> Any:
-    """An argument; `complete` gives the shell the values that begin so."""
+    """An argument; `complete` gives the shell the values that begin so, which are names."""
+    if complete is not None:
+        further["callback"] = name_of
     return typer.Argument(metavar=metavar, help=text, autocompletion=complete, **further)
+
+
+def name_of(value: Any) -> Any:
+    """The callback of names, one or several: UTF-8, since a URL would drop other bytes. Raises
+    BadParameter."""
+    for name in value if isinstance(value, list) else [value or ""]:
+        if any("\udc80" <= character <= "\udcff" for character in name):
+            raise typer.BadParameter(f"{os.fsencode(name)!r} is not UTF-8")
+    return value
 
 
 def group(name: str, text: str, *examples: str) -> typer.Typer:
@@ -50,9 +64,46 @@ def example(*lines: str) -> str:
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
 
 
+def with_json(app: typer.Typer) -> typer.Typer:
+    """The same, with an option --json beside each --output that knows JSON."""
+    for known in app.registered_commands:
+        command = known.callback
+        assert command is not None
+        output = inspect.signature(command).parameters.get("output")
+        default = None if output is None else output.default
+        choices = {one.value: one for one in type(default)} if isinstance(default, StrEnum) else {}
+        if JSON in choices:
+            known.callback = _taking_json(command, choices[JSON])
+    return app
+
+
+def _taking_json(command: Callable[..., Any], value: StrEnum) -> Callable[..., Any]:
+    """The command with one more parameter, as typer reads it."""
+    parameters = list(inspect.signature(command, eval_str=True).parameters.values())
+    place = [one.name for one in parameters].index("output") + 1
+    parameters.insert(
+        place, inspect.Parameter("as_json", parameters[place - 1].kind, default=False, annotation=JsonFlag)
+    )
+
+    def taking(*, as_json: bool, **given: Any) -> Any:
+        return command(**given | ({"output": value} if as_json else {}))
+
+    taking.__name__, taking.__doc__ = command.__name__, command.__doc__
+    taking.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    taking.__annotations__ = {one.name: one.annotation for one in parameters}
+    return taking
+
+
+JsonFlag = Annotated[bool, flag("As --output json.", "--json")]
 AgentOption = Annotated[
     str,
-    option("URL[,URL]", "An agent's URL, or several: any may be down.", "--agent", envvar="SHOAL_AGENT"),
+    option(
+        "URL[,URL]",
+        "An agent's URL, or several: any may be down.",
+        "--agent",
+        envvar="SHOAL_AGENT",
+        callback=name_of,
+    ),
 ]
 OutputOption = Annotated[Output, flag("A table for people, or JSON for programs.", "--output", "-o")]
 PartitionOption = Annotated[int | None, option("P", "Only this partition.", "--partition", "-p", min=0)]

@@ -52,7 +52,7 @@ class Progress:
             if self._terminal:
                 text = _bar(share, len(text), least=10) + text
         if self._terminal:
-            sys.stderr.write(f"\r{text[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+            sys.stderr.write(f"\r{_in_one_line(text)}\x1b[K")
         else:
             sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
@@ -71,7 +71,8 @@ class ProgressBar:
         if self._shown:
             share = min(1.0, max(0.0, share))
             text = f"{share:4.0%}  {text}"
-            self._stream.write(f"\r{_bar(share, len(text), least=0)}{text}\x1b[K")
+            line = f"{_bar(share, len(text), least=0)}{text}"
+            self._stream.write(f"\r{_in_one_line(line)}\x1b[K")
             self._stream.flush()
 
     def close(self) -> None:
@@ -79,6 +80,11 @@ class ProgressBar:
         if self._shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
+
+
+def _in_one_line(text: str) -> str:
+    """As much as a terminal does not fold: what was folded cannot be drawn over."""
+    return text[: max(1, shutil.get_terminal_size().columns - 1)]
 
 
 def _bar(share: float, text_width: int, *, least: int) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from shoal.agent.cli.terminal.options import DEFAULT_AGENT
 from shoal.agent.cli.terminal.output import CliError, UsageError
 
 if TYPE_CHECKING:
@@ -25,8 +24,14 @@ C = TypeVar("C", bound="AdminClient")
 ADVICE = {
     "unknown-topic": "`shoal topic list` shows the topics, `shoal topic create NAME` makes one",
     "unknown-partition": "`shoal topic describe TOPIC` shows its partitions",
+    "unknown-group": "`shoal group list TOPIC` shows the topic's groups, `shoal group create TOPIC GROUP`"
+    " makes one",
+    "group-differs": "`shoal group describe TOPIC GROUP` shows its settings, `shoal group change` changes"
+    " them; mode and start are fixed",
+    "consumer-in-use": "give another --consumer, or end the other process",
     "unknown-member": "`shoal members` shows the members",
-    "topic-differs": "`shoal topic describe TOPIC` shows what it is; leave the options out to accept that",
+    "topic-differs": "`shoal topic config TOPIC` shows its settings, `shoal topic alter TOPIC` changes them;"
+    " an option that is left out means the default",
     "settings-changed": "`shoal topic config TOPIC` shows what they are now; leave --if-version out to change"
     " them all the same",
     "not-enough-members": "start more agents, give a smaller --replication-factor, or name an agent of"
@@ -44,8 +49,8 @@ NOBODY_ADVICE = "is an agent running? Start one with `shoal dev`, or name one wi
 TOLD_WITH_CLUSTER = ("not-enough-members", "unknown-topic", "unknown-member")
 """Another cluster's agent may answer otherwise: these errors name the agent that was asked."""
 
-HTTP_ADVICE = ": create it with PUT "
-"""The advice for HTTP clients begins here; `ADVICE` has the command instead."""
+HTTP_ADVICE = (": create it with PUT ", ": start more agents, or leave the factor out")
+"""The advice for HTTP clients begins so; `ADVICE` has the command instead."""
 
 
 def with_client(agent: str, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
@@ -78,20 +83,27 @@ def _urls(agent: str) -> list[str]:
     try:
         return bootstrap_urls(agent)
     except ValueError as error:
-        raise UsageError(f"--agent: {error}", f"give one like {DEFAULT_AGENT}") from error
+        raise UsageError(f"--agent: {error}") from error  # with an example
 
 
-async def _whom(client: AdminClient) -> str:
-    """The name of the agent that answered, its cluster and URL; nothing if it no longer answers."""
+async def with_asked(detail: str, client: AdminClient) -> str:
+    """The error with the agent that answered, its cluster and URL instead of advice for HTTP clients; without
+    them if it no longer answers."""
     from shoal.client.http.requests import Unreachable
     from shoal.errors import ShoalError
 
+    for begin in HTTP_ADVICE:
+        detail = detail.partition(begin)[0]
     try:
         agent = await client.agent()
     except (ShoalError, Unreachable):
-        return ""
+        return detail
+    name = agent.get("name") or "the agent"
+    named = f"(agent {name} was asked)"
+    if named in detail:
+        return detail.replace(named, f"(agent {name} at {client.asked} was asked)")
     cluster = f" of cluster {agent['cluster']}" if agent.get("cluster") else ""
-    return f", says {agent.get('name') or 'the agent'}{cluster} at {client.asked}"
+    return f"{detail}, says {name}{cluster} at {client.asked}"
 
 
 def _explained(client: C, work: Callable[[C], Awaitable[T]]) -> T:
@@ -104,7 +116,7 @@ def _explained(client: C, work: Callable[[C], Awaitable[T]]) -> T:
                 return await work(client)
             except ShoalError as error:
                 if error.code in TOLD_WITH_CLUSTER:
-                    error.detail = error.detail.partition(HTTP_ADVICE)[0] + await _whom(client)
+                    error.detail = await with_asked(error.detail, client)
                 raise
 
     try:

@@ -6,20 +6,19 @@ Law of this file: it asks, waits and prints. rows.py decides what is shown, view
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import os
-import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.agent.cli.terminal.completion import complete_topic
+from shoal.agent.cli.terminal.interruption import interruptible, on_interruption
 from shoal.agent.cli.terminal.options import (
     DEFAULT_AGENT,
     AgentOption,
@@ -156,10 +155,8 @@ async def _sample(client: AdminClient) -> ClusterSample:
 
 async def _print_blocks(client: AdminClient, options: TopOptions) -> None:
     """A block for each look but the first, which has no rates."""
-    task = asyncio.current_task()
-    assert task is not None
     looks = _looks(client, options)
-    with _ending(task.cancel):
+    with interruptible() as task:
         try:
             await anext(looks)
             for number in itertools.count(1):
@@ -193,7 +190,7 @@ async def _show(client: AdminClient, options: TopOptions) -> None:
     """The screen, until a key or a signal ends it."""
     looks = _looks(client, options)
     shown = _Shown(options, await anext(looks))
-    with _ending(shown.end), TerminalScreen(shown.pressed, shown.changed.set) as screen:
+    with on_interruption(shown.end), TerminalScreen(shown.pressed, shown.changed.set) as screen:
         asking = asyncio.create_task(shown.follow(looks))
         asking.add_done_callback(lambda _: shown.end())
         try:
@@ -252,17 +249,3 @@ class _Shown:
             self._look = await anext(looks)
             self.changed.set()
             number += 1
-
-
-@contextlib.contextmanager
-def _ending(end: Callable[[], object]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end a command that has no other end: no failure."""
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, end)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

@@ -6,6 +6,7 @@ Creation, change and deletion are the catalog leader's; this agent asks it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import TypeVar
 from urllib.parse import quote
@@ -13,6 +14,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from shoal.agent.http.api import operations as api
+from shoal.agent.http.api import patterns
 from shoal.agent.http.api.media import JSON_TYPE
 from shoal.agent.http.core.body import media_type, read_body
 from shoal.agent.http.core.context import Call, Deadline
@@ -22,10 +24,11 @@ from shoal.agent.http.core.leader import at_leader, catalog_of
 from shoal.agent.http.core.parameters import integer, invalid
 from shoal.agent.http.core.problems import json_response
 from shoal.agent.interface import Json, Leader
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, shown
 
 T = TypeVar("T")
 PAGE_TOPICS_MAX = 10_000
+IDEMPOTENCY_KEY = "Idempotency-Key"
 
 
 async def list_topics(call: Call) -> web.Response:
@@ -44,7 +47,12 @@ async def create(call: Call) -> web.Response:
     """201 when made, 200 when it was there and equal."""
     name = call.arguments[0]
     body = await optional_object(call)
-    created, document = await create_topic_anywhere(call, name, body, Deadline(call.timeout_ms()))
+    key = call.headers.get(IDEMPOTENCY_KEY)
+    if key is not None and re.fullmatch(patterns.IDEMPOTENCY_KEY, key) is None:
+        raise ShoalError(
+            "bad-request", f"{IDEMPOTENCY_KEY} {shown(key)}: 1 to 128 printable characters are wanted"
+        )
+    created, document = await create_topic_anywhere(call, name, body, Deadline(call.timeout_ms()), key)
     return json_response(document, status=201 if created else 200)
 
 
@@ -56,9 +64,7 @@ async def describe(call: Call) -> web.Response:
 
 async def settings(call: Call) -> web.Response:
     """Each setting of a topic, with its default."""
-    return json_response(
-        call.context.broker.topic_settings(call.context.broker.topic(call.arguments[0]).name)
-    )
+    return json_response(call.context.broker.topic_settings(call.arguments[0]))
 
 
 async def change(call: Call) -> web.Response:
@@ -140,9 +146,9 @@ def _name(topic: Json) -> str:
     return str(topic["name"])
 
 
-async def optional_object(call: Call) -> Json | None:
+async def optional_object(call: Call, limit_bytes: int | None = None) -> Json | None:
     """A JSON object in the body, None without a body. ShoalError bad-request, unsupported-media-type."""
-    body = await read_body(call, call.context.limits.document_bytes)
+    body = await read_body(call, limit_bytes or call.context.limits.document_bytes)
     if not body.strip():
         return None
     media = media_type(call.headers.get("Content-Type"))
@@ -158,15 +164,18 @@ async def optional_object(call: Call) -> Json | None:
 
 
 async def create_topic_anywhere(
-    call: Call, name: str, body: Json | None, deadline: Deadline
+    call: Call, name: str, body: Json | None, deadline: Deadline, key: str | None = None
 ) -> tuple[bool, Json]:
     """Create a topic at the catalog's leader, wherever that is. Returns (created now, its document)."""
+    headers = {} if key is None else {IDEMPOTENCY_KEY: key}
 
     async def here() -> tuple[bool, Json]:
-        return await call.context.broker.create_topic(name, body, deadline.remaining_ms())
+        return await call.context.broker.create_topic(name, body, deadline.remaining_ms(), key)
 
     async def there(leader: Leader) -> tuple[bool, Json]:
-        reply = await exchange_change(call, leader, "PUT", name, body, deadline)
+        reply = await exchange(
+            call, leader.url, "PUT", topic_path(name), body, deadline.remaining_ms(), headers=headers
+        )
         return reply.status == 201, reply.document()
 
     return await at_leader(call, catalog_of(call), here, there, deadline)
@@ -193,10 +202,11 @@ async def exchange(
     body: Json | None,
     timeout_ms: int,
     query: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> Reply:
     """A request about a topic, sent to the agent that leads it or the catalog."""
     sent = None if body is None else json.dumps(body).encode("ascii")
-    headers = {} if body is None else {"Content-Type": JSON_TYPE}
+    headers = {**(headers or {}), **({} if body is None else {"Content-Type": JSON_TYPE})}
     return await call.context.forwarder.exchange(
         url, method, path, timeout_ms=timeout_ms, query=query, headers=headers, body=sent
     )

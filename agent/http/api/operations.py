@@ -141,6 +141,13 @@ CREATE_TOPIC = Operation(
         required=False,
         example='{"partitions": 6, "replication_factor": 3, "retention": {"age": "7d"}}',
     ),
+    headers=(
+        Parameter(
+            "Idempotency-Key",
+            "Another for each topic to make: a repeated request is answered with 201 as the first was.",
+            {"type": "string", "pattern": patterns.IDEMPOTENCY_KEY},
+        ),
+    ),
 )
 DESCRIBE_TOPIC = Operation(
     "describeTopic",

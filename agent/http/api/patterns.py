@@ -47,11 +47,60 @@ USER_NAME = f"^({'|'.join(_NAMES)})$"
 """Of a topic that somebody may make; not `.` nor `..`, which no path can have as a segment."""
 NAME = f"^({'|'.join(_NAMES)}|_[a-zA-Z0-9._-]{{0,248}})$"
 
+_UNITS_MS = {"(ms)?": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def numbers(low: int, high: int) -> str:
+    """Whole numbers without leading zeros, from one to another."""
+    parts: list[str] = []
+    while low <= high:
+        end = _end_of_block(low, high)
+        parts.append(
+            "".join(
+                first if first == last else f"[{first}-{last}]"
+                for first, last in zip(str(low), str(end), strict=True)
+            )
+        )
+        low = end + 1
+    return "|".join(parts)
+
+
+def _end_of_block(low: int, high: int) -> int:
+    """The greatest number such that one class a digit fits all from `low` to it."""
+    end, step = low, 1
+    while True:
+        digit = low // step % 10
+        for last in range(9, digit, -1):
+            wider = low + (last - digit) * step + step - 1
+            if wider <= high and len(str(wider)) == len(str(low)):
+                end = wider
+                break
+        if digit or end != low // (10 * step) * 10 * step + 10 * step - 1 or not low // (10 * step):
+            return end
+        step *= 10
+
+
+def durations(low_ms: int, high_ms: int) -> str:
+    """Durations in one unit, from one to another."""
+    parts = [
+        f"({numbers(-(-low_ms // unit_ms), high_ms // unit_ms)}){unit}"
+        for unit, unit_ms in _UNITS_MS.items()
+        if -(-low_ms // unit_ms) <= high_ms // unit_ms
+    ]
+    return f"^({'|'.join(parts)})$"
+
+
+GROUP_NAME = "^(?![.]{1,2}$)[a-zA-Z0-9._-]{1,64}$"
+"""Of a consumer group."""
+START = f"^(earliest|latest|@({TIMES}))$"
+RECEIPT = "^g1[A-Za-z0-9_-]{53}[AQgw]([.](0|[1-9][0-9]{0,17})(-[1-9][0-9]{0,17})?)?$"
+
 BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 KEY = "^([0-9a-fA-F]{16}|[A-Za-z0-9+/]{21}[AQgw]==|[A-Za-z0-9+/]{32}|[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=)$"
 """A gossip key: its fingerprint, or 16, 24 or 32 bytes in base64."""
 WHOLE_KEY = KEY.replace("[0-9a-fA-F]{16}|", "")
 PRODUCER_ID = "^[!-~]([ -~]{0,126}[!-~])?$"
 """What a header can carry: spaces at its ends would be lost."""
+IDEMPOTENCY_KEY = PRODUCER_ID
 _PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 ADDRESS = f"^[a-zA-Z0-9][a-zA-Z0-9.-]{{0,200}}(:({_PORT}))?$"

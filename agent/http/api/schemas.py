@@ -10,7 +10,13 @@ from collections.abc import Mapping
 
 from shoal.agent.http.api import patterns
 from shoal.agent.http.api.operation import Schema
-from shoal.agent.interface import MAX_PARTITIONS, MAX_REPLICATION_FACTOR, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES
+from shoal.agent.interface import (
+    MAX_PARTITIONS,
+    MAX_REPLICATION_FACTOR,
+    MAX_RETENTION_BYTES,
+    MAX_SEGMENT_BYTES,
+    MIN_SEGMENT_BYTES,
+)
 from shoal.agent.levels import MAX_LEVEL
 from shoal.errors import ERRORS
 from shoal.format.records import MAX_HEADERS
@@ -100,7 +106,7 @@ FACTOR: Schema = {
     "anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_REPLICATION_FACTOR}, one_of("all")]
 }
 
-_RETENTION_BYTES: Schema = {"type": "integer", "minimum": MIN_SEGMENT_BYTES}
+_RETENTION_BYTES: Schema = {"type": "integer", "minimum": MIN_SEGMENT_BYTES, "maximum": MAX_RETENTION_BYTES}
 _SEGMENT_BYTES: Schema = {**_RETENTION_BYTES, "maximum": MAX_SEGMENT_BYTES}
 RETENTION: Schema = {"$ref": "#/components/schemas/Retention"}
 SEGMENT: Schema = {"$ref": "#/components/schemas/Segment"}
@@ -219,7 +225,16 @@ SCHEMAS: dict[str, Schema] = {
         ),
         "additionalProperties": True,
     },
-    "Retention": closed({"age": or_null(AGE), "bytes": or_null(_RETENTION_BYTES)}),
+    "Retention": closed(
+        {
+            "age": or_null(AGE),
+            "bytes": or_null(_RETENTION_BYTES),
+            "hold_for_groups": described(
+                BOOLEAN, "Records that a consumer group is not done with stay longer."
+            ),
+            "acknowledged": described(BOOLEAN, "Records that all consumer groups are done with go at once."),
+        }
+    ),
     "Segment": closed({"bytes": or_null(_SEGMENT_BYTES), "age": or_null(AGE)}),
     "Settings": members_of(**SETTINGS),
     "TopicSettings": closed(

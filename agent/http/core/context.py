@@ -15,6 +15,7 @@ from shoal.agent.http.admission.limits import Gate, HttpLimits
 from shoal.agent.http.admission.places import Places
 from shoal.agent.http.core.forward import FORWARDED_BY, Forwarder
 from shoal.agent.http.core.parameters import Query, boolean, duration_ms, is_number
+from shoal.agent.http.core.receive_places import ReceivePlaces
 from shoal.agent.http.core.scrapes import Scrapes
 from shoal.agent.http.core.waits import Waits
 from shoal.agent.http.rows.selection import Selector
@@ -29,8 +30,8 @@ class Context:
     """Everything that lives as long as the server."""
 
     __slots__ = (
-        "broker", "decoders", "forwarder", "gate", "limits", "measures", "places", "room", "scrapes",
-        "selector", "waits",
+        "broker", "decoders", "forwarder", "gate", "limits", "measures", "places", "receive_places", "room",
+        "scrapes", "selector", "waits",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, limits: HttpLimits, forwarder: Forwarder) -> None:
@@ -41,6 +42,7 @@ class Context:
         self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="shoal-decode")
         self.gate = Gate(limits)
         self.places = Places(limits, broker.knows_address)
+        self.receive_places = ReceivePlaces()
         self.room = AnswerRoom(self.gate, limits.answer_bytes)
         self.selector = Selector(self.room)
         self.waits = Waits(self.gate)

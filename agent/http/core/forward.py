@@ -19,10 +19,10 @@ from yarl import URL
 from shoal.agent.http.admission.answer_rate import StreamDeadline
 from shoal.agent.http.admission.limits import MIB, HttpLimits
 from shoal.agent.http.core.cors import prepare
-from shoal.agent.http.core.name_resolver import NameResolver
 from shoal.agent.interface import Admit
 from shoal.errors import PROBLEM_MEDIA_TYPE, ShoalError
 from shoal.lookup import Lookup
+from shoal.name_resolver import NameResolver
 
 FORWARDED_BY = "Shoal-Forwarded-By"
 # The other agent's own answer to its timeout should arrive before ours fires.
@@ -218,10 +218,18 @@ class Forwarder:
         return Reply(response.status, response.headers, data)
 
     async def relay(
-        self, request: web.BaseRequest, url: str, target: str, *, headers: Mapping[str, str], timeout_ms: int
+        self,
+        request: web.BaseRequest,
+        url: str,
+        target: str,
+        *,
+        headers: Mapping[str, str],
+        timeout_ms: int,
+        body: bytes | None = None,
+        added: Mapping[str, str] | None = None,
     ) -> web.StreamResponse:
-        """A GET whose answer may be large: passed on as it comes. Problems are raised, before a byte is
-        sent.
+        """A request whose answer may be large: passed on as it comes, with the headers `added`. Problems are
+        raised, before a byte is sent. `body`: of a POST, which is sent once.
         """
         try:
             async with await self._request(
@@ -229,20 +237,21 @@ class Forwarder:
                 request.method,
                 _address(url, target),
                 headers={**headers, FORWARDED_BY: self._agent_id},
+                data=body if body is None or len(body) <= RELAY_PIECE_BYTES else _pieces(body),
                 timeout=_timeout(timeout_ms),
                 allow_redirects=False,
             ) as response:
                 if response.status >= 300:
                     data = await _read_bounded(response)
                     raise _problem(response.status, response.content_type, data)
-                return await self._pass_on(request, response)
+                return await self._pass_on(request, response, added or {})
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise broken(error, url, request.method) from None
 
     async def _pass_on(
-        self, request: web.BaseRequest, response: aiohttp.ClientResponse
+        self, request: web.BaseRequest, response: aiohttp.ClientResponse, added: Mapping[str, str]
     ) -> web.StreamResponse:
-        answer = web.StreamResponse(status=response.status)
+        answer = web.StreamResponse(status=response.status, headers=added)
         for name, value in response.headers.items():
             if name in RELAYED_HEADERS or name.startswith("Shoal-"):
                 answer.headers[name] = value

@@ -97,14 +97,14 @@ async def at_leader(
     try:
         return await (first or here)()
     except ShoalError as error:
-        if error.code not in MOVING_CODES or not call.may_forward():
+        if error.code not in MOVING_CODES or not error.definite or not call.may_forward():
             raise
     while True:
         leader = await led.find(deadline.remaining_ms())
         try:
             return await here() if leader.local else await there(leader)
         except ShoalError as error:
-            if error.code not in (MOVING_CODES if leader.local else PASSING_CODES):
+            if error.code not in (MOVING_CODES if leader.local else PASSING_CODES) or not error.definite:
                 raise
             if reads and call.context.waits.stopped:
                 raise

@@ -86,7 +86,9 @@ class Scrapes:
         return {
             "shoal_append_seconds": measures.append,
             "shoal_http_requests_total": {
-                (operation, str(status)): count for (operation, status), count in measures.requests.items()
+                (operation, str(status)): answers.count
+                for (operation, status), answers in measures.requests.items()
+                if answers.count
             },
             "shoal_http_requests_in_flight": gate.requests,
             "shoal_http_waits_in_flight": gate.waits,

@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from shoal.agent.http.api import operations as api
+from shoal.agent.http.api.group_schemas import GROUP_NAME, LABEL
 from shoal.agent.http.api.media import JSON_TYPE
 from shoal.agent.http.api.operation import Answer, Operation, Parameter, Schema, is_variable
 from shoal.agent.http.api.schemas import NAME, PARTITION_NUMBER, SCHEMAS, TEXT, USER_NAME
@@ -33,6 +34,8 @@ _VARIABLES: dict[str, tuple[str, Schema]] = {
     "topic": ("1 to 249 of a-z A-Z 0-9 . _ - (a leading _ is the system's).", NAME),
     "partition": ("The partition's number.", PARTITION_NUMBER),
     "member": ("A member's name or id.", TEXT),
+    "group": ("1 to 64 of a-z A-Z 0-9 . _ -.", GROUP_NAME),
+    "consumer": ("1 to 128 printable characters.", LABEL),
     "kept": ("The name that a kept topic had, or its id.", TEXT),
 }
 

@@ -33,12 +33,19 @@ _GROUPS = (
 )
 """Titles, and what the paths below each begin with; the first that fits counts."""
 _RECORDS = "Records"
-_EXAMPLES = {"{topic}": "orders", "{partition}": "0", "{kept}": "orders"}
+_CONSUMER_GROUPS = "Consumer groups"
+_EXAMPLES = {
+    "{topic}": "orders",
+    "{group}": "billing",
+    "{consumer}": "worker-1",
+    "{partition}": "0",
+    "{kept}": "orders",
+}
 
 
 def docs_page(operations: Iterable[Operation], introduction: str) -> str:
     """The whole page, as HTML."""
-    groups: dict[str, list[Operation]] = {title: [] for title in (_RECORDS, *dict(_GROUPS))}
+    groups: dict[str, list[Operation]] = {title: [] for title in (_RECORDS, _CONSUMER_GROUPS, *dict(_GROUPS))}
     for operation in operations:
         groups[group_of(operation)].append(operation)
     titles = [title for title, members in groups.items() if members]
@@ -62,6 +69,8 @@ def group_of(operation: Operation) -> str:
     """The operation's chapter of the page, and its module in generated clients."""
     if operation.path.endswith(("/records", "/batch")):
         return _RECORDS
+    if "/groups" in operation.path:
+        return _CONSUMER_GROUPS
     return next(title for title, prefix in _GROUPS if operation.path.startswith(prefix))
 
 

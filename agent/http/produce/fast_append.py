@@ -34,6 +34,7 @@ from shoal.agent.http.produce.deliver import Options, submission_of
 from shoal.agent.http.produce.fast_head import Head, append_head, without_sequence
 from shoal.agent.http.produce.produce import DECODED_AT_ONCE_BYTES, request_options
 from shoal.agent.interface import Answer, Topic
+from shoal.agent.metrics.measures import Tally
 from shoal.errors import ShoalError
 from shoal.format.arrow_in_place import PlaceReader
 from shoal.format.batch import MAX_BODY_BYTES, STAMP_BYTES, BatchError
@@ -52,11 +53,10 @@ STORED: Final = 200
 
 
 class FastRequest(NamedTuple):
-    """An append, as its head says. `operation`: its name in the API. `stored`: as what its acknowledgement is
-    counted."""
+    """An append, as its head says. `operation`: its name in the API. `stored`: counts its acknowledgement."""
 
     operation: str
-    stored: tuple[str, int]
+    stored: Tally
     body_bytes: int
     topic: str
     partition: int | None
@@ -141,7 +141,7 @@ class FastAppends:
         lead_bytes = LEAD_BYTES if media == ARROW_TYPE else 0
         return FastRequest(
             route.operation.name,
-            (route.operation.name, STORED),
+            self.context.measures.requests[route.operation.name, STORED],
             head.body_bytes,
             arguments[0],
             partition,

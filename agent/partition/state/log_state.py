@@ -8,13 +8,13 @@ from. It never learns what a future, a file or a socket is; who waits for which 
 business.
 """
 
-import struct
 from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
-from shoal.agent.partition.state.idempotence import KeptSequence, ProducerTable, ProducerTableError
+from shoal.agent.partition.state.checkpoint import Checkpoint, FoldError, decode_configuration
+from shoal.agent.partition.state.entry_fold import EntryFold, NoFold
+from shoal.agent.partition.state.idempotence import KeptSequence, ProducerTable
 from shoal.agent.partition.state.retention import RetentionError, decode_trim
 from shoal.format.batch import (
     BatchError,
@@ -29,91 +29,11 @@ from shoal.format.batch import (
     control_payload,
 )
 from shoal.format.producer_table import decode_producer_table
-from shoal.replication.errors import WireError
 from shoal.replication.interfaces import Configuration
 
-_CHECKPOINT_MAGIC = b"SHCP"
-CHECKPOINT_VERSION = 2
-_CHECKPOINT = struct.Struct("<4sHHqqqqqIII")
-_CHECKPOINT_1 = struct.Struct("<4sHHqqqqIII")
-"""Without elapsed time: such tables count by append times, and that goes on from the last one."""
 ELAPSED_STEP_US = 60_000_000
 """As so much at most counts the time between two entries, and never as less than none: a clock that is wrong
 by years makes producers a minute older. While nothing is appended hardly any time passes."""
-
-
-class FoldError(ValueError):
-    """A frame or a checkpoint does not continue the log folded so far: the log, not the caller, is wrong."""
-
-
-class Checkpoint(NamedTuple):
-    """The fold of the log before an entry (safety 18). `last_index` and `last_term` name the last entry
-    folded, 0 for none. `group_state`: of consumer groups; nothing writes one yet."""
-
-    last_index: LogIndex
-    last_term: Term
-    end_offset: Offset
-    append_time_us: int
-    configuration: Configuration
-    producers: bytes
-    group_state: bytes
-    elapsed_us: int = 0
-
-    def to_bytes(self) -> bytes:
-        """The control payload of a CHECKPOINT frame."""
-        configuration = self.configuration.to_bytes()
-        head = _CHECKPOINT.pack(
-            _CHECKPOINT_MAGIC,
-            CHECKPOINT_VERSION,
-            0,
-            self.last_index,
-            self.last_term,
-            self.end_offset,
-            self.append_time_us,
-            self.elapsed_us,
-            len(configuration),
-            len(self.producers),
-            len(self.group_state),
-        )
-        return b"".join((head, configuration, self.producers, self.group_state))
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "Checkpoint":
-        """Raises FoldError for anything but one whole checkpoint; padding zeros after it are allowed."""
-        is_first = data[4:6] == b"\x01\x00"
-        head = _CHECKPOINT_1 if is_first else _CHECKPOINT
-        if len(data) < head.size:
-            raise FoldError("a checkpoint shorter than its head")
-        magic, version, _, index, term, end_offset, time_us, *others = head.unpack_from(data)
-        elapsed_us, *lengths = [time_us, *others] if is_first else others
-        if magic != _CHECKPOINT_MAGIC or version > CHECKPOINT_VERSION or version < 1:
-            raise FoldError(f"not a checkpoint of version {CHECKPOINT_VERSION}")
-        if min(index, term, end_offset, elapsed_us) < 0:
-            raise FoldError("a checkpoint with a negative position")
-        ends = [head.size]
-        for length in lengths:
-            ends.append(ends[-1] + length)
-        if ends[-1] > len(data) or any(data[ends[-1] :]):
-            raise FoldError("a checkpoint whose parts and length differ")
-        configuration, producers, group_state = (data[a:b] for a, b in pairwise(ends))
-        return cls(
-            LogIndex(index),
-            Term(term),
-            Offset(end_offset),
-            time_us,
-            decode_configuration(configuration),
-            producers,
-            group_state,
-            elapsed_us,
-        )
-
-
-def decode_configuration(data: bytes) -> Configuration:
-    """A configuration entry's payload. Raises FoldError."""
-    try:
-        return Configuration.from_bytes(data)
-    except WireError as error:
-        raise FoldError(f"a configuration that cannot be read: {error}") from error
 
 
 class Tail(NamedTuple):
@@ -140,7 +60,11 @@ EMPTY_TAIL = Tail(LogIndex(0), Term(0), Offset(0), 0, 0, 0)
 class PartitionState:
     """The fold of one replica's log up to its in-memory end."""
 
-    def __init__(self, birth: Configuration) -> None:
+    def __init__(self, birth: Configuration, fold: EntryFold | None = None) -> None:
+        """`fold`: of the entries that are its own; without one there are none in this log."""
+        self.fold: EntryFold = NoFold() if fold is None else fold
+        self._unsettled = LogIndex(0)
+        """The last entry that the fold has taken and may have to undo; 0 for none."""
         self.producers = ProducerTable()
         self.committed: Tail = EMPTY_TAIL
         """After the last entry that is committed and in this replica's log: its `end_offset` is the high
@@ -203,7 +127,9 @@ class PartitionState:
             raise FoldError(f"the checkpoint at {stamp.index} ends at another offset than its stamp")
         try:
             self.producers.restore(checkpoint.producers)
-        except ProducerTableError as error:
+            if checkpoint.group_state:
+                self.fold.restore(checkpoint.group_state)
+        except ValueError as error:
             raise FoldError(f"the checkpoint at {stamp.index}: {error}") from error
         self._configurations = [checkpoint.configuration]
         end = Offset(checkpoint.end_offset)
@@ -239,6 +165,12 @@ class PartitionState:
             self._configurations.append(decode_configuration(control_payload(frame.data)))
         elif kind == Kind.TRIM:
             self._fold_trim(frame)
+        elif kind == Kind.GROUP_STATE:
+            try:
+                self.fold.fold(stamp, control_payload(frame.data))
+            except ValueError as error:
+                raise FoldError(f"entry {stamp.index}: {error}") from error
+            self._unsettled = stamp.index
         self.tail = Tail(
             stamp.index,
             stamp.term,
@@ -303,6 +235,9 @@ class PartitionState:
             uncommitted.pop()
         self.tail = uncommitted[-1] if uncommitted else self.committed
         self.producers.undo_from(from_index)
+        if self._unsettled >= from_index:
+            self.fold.undo_from(from_index)
+            self._unsettled = LogIndex(from_index - 1)
         configurations = self._configurations
         while len(configurations) > 1 and configurations[-1].index >= from_index:
             configurations.pop()
@@ -319,6 +254,10 @@ class PartitionState:
             committed = uncommitted.popleft()
         self.committed = committed
         self.producers.settle(committed.last_index)
+        if self._unsettled:
+            self.fold.settle(committed.last_index)
+            if self._unsettled <= committed.last_index:
+                self._unsettled = LogIndex(0)
         configurations = self._configurations
         while len(configurations) > 1 and configurations[1].index <= committed.last_index:
             configurations.pop(0)
@@ -359,7 +298,7 @@ class PartitionState:
             tail.append_time_us,
             self.configuration,
             self.producers.to_bytes(),
-            b"",
+            self.fold.to_bytes(),
             tail.elapsed_us,
         )
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from shoal.client.http.connection import Connection, Connections
 from shoal.client.http.wire import BrokenAnswer, WholeAnswer, whole_answer
+from shoal.lookup import Lookup
 
 ANSWER_BYTES_MAX: Final = 1 << 20
 """Of an append's: a problem document, or where the records are."""
@@ -25,8 +26,10 @@ _READ_BYTES: Final = 64 << 10
 class PostConnections(Connections["_PostConnection"]):
     """Connections to agents, reused while they live."""
 
-    def __init__(self, connect_timeout_seconds: float, connections_max: int) -> None:
-        super().__init__(connect_timeout_seconds, IDLE_PER_AGENT_MAX, _PostConnection)
+    def __init__(
+        self, connect_timeout_seconds: float, connections_max: int, lookup: Lookup | None = None
+    ) -> None:
+        super().__init__(connect_timeout_seconds, IDLE_PER_AGENT_MAX, _PostConnection, lookup)
         self._room = asyncio.Semaphore(connections_max)
 
     async def post(

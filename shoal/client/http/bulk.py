@@ -23,6 +23,7 @@ from shoal.client.http.wire import (
     parse_head,
     request_head,
 )
+from shoal.lookup import Lookup
 
 IDLE_PER_AGENT_MAX: Final = 8
 """Connections kept for the next request: as many fetches as a consumer has ahead, twice."""
@@ -46,9 +47,11 @@ OnHead: TypeAlias = Callable[[Mapping[str, str]], None]
 class BulkConnections(Connections["_BulkConnection"]):
     """Connections to agents, reused while they live."""
 
-    def __init__(self, connect_timeout_seconds: float, answer_bytes_max: int) -> None:
+    def __init__(
+        self, connect_timeout_seconds: float, answer_bytes_max: int, lookup: Lookup | None = None
+    ) -> None:
         make = partial(_BulkConnection, answer_bytes_max)
-        super().__init__(connect_timeout_seconds, IDLE_PER_AGENT_MAX, make)
+        super().__init__(connect_timeout_seconds, IDLE_PER_AGENT_MAX, make, lookup)
 
     async def get(
         self,

@@ -128,11 +128,12 @@ class Connections(Generic[C]):
         connect_timeout_seconds: float,
         idle_per_agent_max: int,
         make: Callable[[socket.socket, Callable[[Connection[Any]], None]], C],
+        lookup: Lookup | None = None,
     ) -> None:
         self._connect_timeout_seconds = connect_timeout_seconds
         self._idle_per_agent_max = idle_per_agent_max
         self._make = make
-        self._lookup = Lookup()
+        self._lookup = lookup or Lookup()
         self._idle: dict[str, list[C]] = {}
         self._busy: set[C] = set()
 

@@ -21,9 +21,11 @@ from shoal.client.http import routes
 from shoal.client.http.append import PostConnections
 from shoal.client.http.bulk import BulkConnections, OnHead
 from shoal.client.http.connection import NotConnected, Unsupported
-from shoal.client.http.routes import AgentList, Failure, RetryPolicy, RouteTable, Verdict
+from shoal.client.http.routes import AgentList, Attempts, Failure, RetryPolicy, RouteTable, Verdict
 from shoal.client.http.wire import NOT_HTTP, BrokenAnswer, UnknownLength, WholeAnswer, request_head
 from shoal.errors import ERRORS, ClientClosed, ShoalError
+from shoal.lookup import Lookup
+from shoal.name_resolver import NameResolver
 
 # No answer is larger than max_bytes of a read (64 MiB) and one batch above it.
 ANSWER_BYTES_MAX = 96 << 20
@@ -75,7 +77,6 @@ class Answer(NamedTuple):
         return document
 
 
-UNIX = "unix://"
 UNIX_HOST = "http://localhost"
 """Whom a request by the path of a socket names: an agent takes it for its own host."""
 LOOK_AGAIN_MS = 100
@@ -95,6 +96,13 @@ class Call(NamedTuple):
     on_head: OnHead | None = None  # for those: hears the headers before the body has come
     append: bool = False  # a POST with a body, which leaves uncopied
     on_written: Callable[[], None] | None = None  # for those: may hear that all of it has left
+    body_again: Callable[[], bytes] | None = None  # of every attempt after one that may have happened
+
+    def after(self, failure: Failure) -> Call:
+        """The request of the next attempt."""
+        if failure.definite or self.body_again is None:
+            return self
+        return self._replace(body=self.body_again(), body_again=None)
 
 
 def topic_path(name: str) -> str:
@@ -112,16 +120,6 @@ def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-@dataclass(slots=True)
-class _Attempts:
-    """Those of one request that failed: how many, since when, and whether none of them can have happened."""
-
-    settle_ms: int = routes.SETTLE_MS
-    began_ms: int = field(default_factory=now_ms)
-    count: int = 0
-    definite: bool = True
-
-
 class Cluster:
     """A client's view of the agents, and its connections to them."""
 
@@ -135,8 +133,10 @@ class Cluster:
         """The newest look at a topic's routes for requests whose leader is silent: they share it."""
         self._distances: dict[str, tuple[float, int]] = {}
         """Seconds to an answer of each agent that was measured, and when (now_ms)."""
-        self._bulk = BulkConnections(config.connect_timeout_ms / 1_000, ANSWER_BYTES_MAX)
-        self._posts = PostConnections(config.connect_timeout_ms / 1_000, config.connections_max)
+        self._lookup = Lookup()
+        connect_s = config.connect_timeout_ms / 1_000
+        self._bulk = BulkConnections(connect_s, ANSWER_BYTES_MAX, self._lookup)
+        self._posts = PostConnections(connect_s, config.connections_max, self._lookup)
         self._not_in_place: set[str] = set()
         """Agents behind something that hides the length of answers; at most as many as AgentList holds."""
         self._answered = False
@@ -154,11 +154,13 @@ class Cluster:
         assert self._session is None
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.config.connect_timeout_ms / 1_000)
         # Without aiohttp's cache: a name that leads elsewhere is followed at the next connection.
-        connector = aiohttp.TCPConnector(limit=self.config.connections_max, use_dns_cache=False)
+        connector = aiohttp.TCPConnector(
+            limit=self.config.connections_max, resolver=NameResolver(self._lookup), use_dns_cache=False
+        )
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
         for url in self.agents.urls:
-            if url.startswith(UNIX):
-                path = aiohttp.UnixConnector(url.removeprefix(UNIX), limit=self.config.connections_max)
+            if url.startswith(routes.UNIX):
+                path = aiohttp.UnixConnector(url.removeprefix(routes.UNIX), limit=self.config.connections_max)
                 self._unix_sessions[url] = aiohttp.ClientSession(
                     connector=path, timeout=timeout, auto_decompress=False
                 )
@@ -182,7 +184,7 @@ class Cluster:
         with `retry` again and again as the configuration's `retry` says. While none has ever answered, and
         none listens, the configuration's `first_contact_ms` counts instead.
         """
-        attempts = _Attempts(settle_ms=0)
+        attempts = Attempts(now_ms(), settle_ms=0)
         while True:
             failures: list[Failure] = []
             for url in self.agents.in_order():
@@ -190,6 +192,7 @@ class Cluster:
                     return await self._attempt(url, call)
                 except Failure as failed:
                     failures.append(failed)
+                    call = call.after(failed)
                     # A refusal that every agent would repeat ends the round.
                     if failed.definite and not failed.retriable and failed.code != routes.UNREACHABLE:
                         break
@@ -219,14 +222,14 @@ class Cluster:
         named another leader. Raises ShoalError with the last refusal, Unreachable when there was no answer;
         both are `definite` only if no attempt can have happened.
         """
-        attempts, verdict = _Attempts(), Verdict(retry=True)
+        attempts, verdict = Attempts(now_ms()), Verdict(retry=True)
         policy = replace(self.config.retry, total_ms=self.config.retry.total_ms + call.wait_ms)
         while True:
             try:
                 attempt = self._leader_attempt(topic, partition, call, verdict.through_any)
                 return await self._unless_deposed(topic, partition, attempt, deposed_grace_ms)
             except Failure as failed:
-                failure = failed
+                failure, call = failed, call.after(failed)
             if failure.code == "not-leader" and failure.leader_url is not None:
                 self.routes.learn_leader(topic, partition, failure.leader_url, failure.term)
             verdict = await self._wait(attempts, failure, policy, definite=failure.definite)
@@ -326,7 +329,7 @@ class Cluster:
         return str(document.get("version", ""))
 
     async def _wait(
-        self, attempts: _Attempts, failure: Failure, policy: RetryPolicy, *, definite: bool
+        self, attempts: Attempts, failure: Failure, policy: RetryPolicy, *, definite: bool
     ) -> Verdict:
         """Wait until the next attempt may begin. Raises what the failure means if there is to be none."""
         attempts.definite = attempts.definite and definite
@@ -335,7 +338,8 @@ class Cluster:
             failure, attempts.count, elapsed_ms, policy, self._rng, settle_ms=attempts.settle_ms
         )
         if not verdict.retry:
-            raise _error(failure, elapsed_ms, attempts.definite)
+            is_given_up = failure.retriable or attempts.count > 0
+            raise _error(failure, elapsed_ms if is_given_up else 0, attempts.definite)
         attempts.count += 1
         self.retries += 1
         await asyncio.sleep(verdict.delay_ms / 1_000)

@@ -105,6 +105,16 @@ class Verdict(NamedTuple):
     through_any: bool = False
 
 
+@dataclass(slots=True)
+class Attempts:
+    """Those of one request that failed: how many, since when, and whether none of them can have happened."""
+
+    began_ms: int
+    settle_ms: int = SETTLE_MS
+    count: int = 0
+    definite: bool = True
+
+
 class RouteTable:
     """The leaders as far as this client knows. A claim of a higher term replaces one of a lower, never the
     reverse: answers come from different agents and in any order.
@@ -168,8 +178,8 @@ class RouteTable:
     def _newer(self, known: PartitionRoute, fresh: PartitionRoute) -> PartitionRoute:
         if fresh.term < known.term or (fresh.term == known.term and fresh.leader_url is None):
             return known._replace(hash_range=fresh.hash_range, replica_urls=fresh.replica_urls)
-        if fresh.leader_url is not None and fresh.leader_url != known.leader_url:
-            self.leader_changes += 1
+        if known.leader_url is not None and fresh.leader_url != known.leader_url:
+            self.leader_changes += 1  # a first leader replaces nobody
         return fresh
 
 
@@ -289,6 +299,8 @@ class AgentList:
 
 
 DEFAULT_AGENT = "http://127.0.0.1:7070"
+UNIX = "unix://"
+"""Before the path of a socket of this host, in place of a host and a port."""
 
 
 def bootstrap_urls(bootstrap: str | Sequence[str] | None, default: str | None = None) -> list[str]:
@@ -300,7 +312,8 @@ def bootstrap_urls(bootstrap: str | Sequence[str] | None, default: str | None = 
     if bootstrap is None:
         texts = [default or DEFAULT_AGENT]
     found = [part.strip() for text in texts for part in text.split(",") if part.strip()]
-    urls = [url if "://" in url else f"http://{url}" for url in found]
+    paths = [url for url in found if url.startswith("unix:") and not url.removeprefix("unix:").isdecimal()]
+    urls = [url if "://" in url or url in paths else f"http://{url}" for url in found]
     if not urls:
         raise ValueError(f"at least one agent's URL is needed, for example {DEFAULT_AGENT}")
     for url in urls:
@@ -309,6 +322,6 @@ def bootstrap_urls(bootstrap: str | Sequence[str] | None, default: str | None = 
             continue
         host = rest.partition("/")[0]
         if scheme not in ("http", "https") or not host or host.startswith(":") or set("@?# ") & set(rest):
-            like = "unix:///run/shoal/http.sock" if scheme == "unix" else DEFAULT_AGENT
+            like = "unix:///run/shoal/http.sock" if url in paths else DEFAULT_AGENT
             raise ValueError(f"{url!r} is not the URL of an agent, which is like {like}")
     return urls

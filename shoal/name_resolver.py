@@ -1,4 +1,4 @@
-"""How requests to other agents find a name's addresses: looked up for each connection, aside from the loop.
+"""How aiohttp finds the addresses of agents' names: looked up for each connection, aside from the loop.
 
 Law of this file: aiohttp's form of a lookup, and nothing else.
 """

@@ -1,0 +1,196 @@
+"""`shoal consume --group`: messages of a consumer group to stdout, or each to a command of the user's.
+
+Law of this file: a message is acknowledged after it was written, or after its command ended with 0. The end
+of the subscription releases messages that were not begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shoal.agent.cli.terminal.interruption import interruptible
+from shoal.agent.cli.terminal.output import plural, say
+from shoal.agent.cli.terminal.run import with_client
+
+if TYPE_CHECKING:
+    from shoal.client.async_client import AsyncClient
+    from shoal.client.consume.fetch import Fetched
+    from shoal.client.subscribe.message import GroupMessage
+    from shoal.client.subscribe.subscription import AsyncSubscription
+
+BATCH_MESSAGES: Final = 100
+QUIET_SECONDS: Final = 1.0
+"""After so long without a message the group is asked whether it has any left."""
+COMMAND_GRACE_SECONDS: Final = 5.0
+"""For a command to end after it was told to, before it is killed."""
+
+
+class ConsumerMode(StrEnum):
+    """The order that a group keeps."""
+
+    SHARED = "shared"
+    EXCLUSIVE = "exclusive"
+    KEY_ORDERED = "key-ordered"
+
+
+class GroupReading(NamedTuple):
+    """The options of `shoal consume --group`. `command`: of --exec. `batch` None: one message at a time for a
+    command, which may be slow, else BATCH_MESSAGES."""
+
+    topic: str
+    group: str
+    consumer: str | None
+    mode: str | None
+    batch: int | None
+    command: str | None
+    acks: bool
+    partition: int | None
+    limit: int | None
+    follow: bool
+
+
+class _Counts:
+    """Messages that were worked on."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.failed = 0
+
+    def text(self, late: int) -> str:
+        """For people, at the end."""
+        parts = [f"{plural(self.done, 'message')} done"]
+        parts += [f"{self.failed:,} failed"] if self.failed else []
+        parts += [f"{late:,} too late: they are delivered again"] if late else []
+        return ", ".join(parts)
+
+
+def consume_group(agent: str, reading: GroupReading, write: Callable[[str, Fetched], None]) -> bool:
+    """Work until a signal, the limit, or with neither until the group has nothing left; whether a signal
+    ended it. Raises CliError and BrokenPipeError."""
+
+    most = 1 if reading.command is not None else BATCH_MESSAGES
+
+    async def work(client: AsyncClient) -> bool:
+        counts = _Counts()
+        subscription = client.subscribe(
+            reading.topic,
+            group=reading.group,
+            consumer=reading.consumer,
+            mode=reading.mode,
+            batch=reading.batch or min(most, reading.limit or most),
+            partition=reading.partition,
+        )
+        try:
+            with interruptible() as task:
+                try:
+                    await _each(client, subscription, reading, write, counts)
+                    return False
+                except asyncio.CancelledError:
+                    task.uncancel()
+                    return True
+        finally:
+            await subscription.close()
+            if reading.command is not None:
+                say(counts.text(subscription.late))
+
+    return with_client(agent, work)
+
+
+async def _each(
+    client: AsyncClient,
+    subscription: AsyncSubscription,
+    reading: GroupReading,
+    write: Callable[[str, Fetched], None],
+    counts: _Counts,
+) -> None:
+
+    async def has_more() -> bool:
+        """Whether messages are left that somebody may still be given: also those in other consumers' hands,
+        which come again if these fail."""
+        partitions = (await client.group(reading.topic, reading.group))["partitions"]
+        wanted = [one for one in partitions if reading.partition in (None, one["partition"])]
+        return any(one["lag"] > one["stopped"] + one["dying"] for one in wanted)
+
+    kept: list[GroupMessage] = []
+    while reading.limit is None or counts.done + counts.failed < reading.limit:
+        message = await subscription.poll(None if reading.follow else QUIET_SECONDS)
+        if message is None:
+            if not reading.acks or not await has_more():
+                break
+            continue
+        if reading.command is not None:
+            await _run(message, reading.command, counts)
+            continue
+        write(message.topic, message.fetched)
+        counts.done += 1
+        if reading.acks:
+            message.ack()
+        else:
+            kept.append(message)  # held until the end, or it would come again at once
+    for message in kept:
+        message.release()
+    await subscription.flush()
+
+
+async def _run(message: GroupMessage, command: str, counts: _Counts) -> None:
+    """The command with the record's value on its standard input: 0 acks, anything else nacks."""
+    process = await asyncio.create_subprocess_shell(
+        command, stdin=asyncio.subprocess.PIPE, env=_environment(message)
+    )
+    try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it need not read its input
+            await process.communicate(message.value or b"")
+        status = await process.wait()
+    except asyncio.CancelledError:
+        if await _ended(process) == 0:
+            counts.done += 1
+            message.ack()
+        else:  # interrupted, and not failed
+            message.release()
+        raise
+    if status == 0:
+        counts.done += 1
+        message.ack()
+        return
+    counts.failed += 1
+    message.nack(reason=_status_text(status))
+    say(f"{message.topic}/{message.partition} offset {message.offset}: {_status_text(status)}")
+
+
+async def _ended(process: asyncio.subprocess.Process) -> int:
+    """Its status, after it was told to end."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(COMMAND_GRACE_SECONDS):
+            return await process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return await process.wait()
+
+
+def _status_text(status: int) -> str:
+    if status < 0:
+        return f"the command was ended by {signal.Signals(-status).name}"
+    return f"the command ended with {status}"
+
+
+def _environment(message: GroupMessage) -> dict[bytes, bytes]:
+    """The agent's own, and where the message is from."""
+    told = {
+        b"SHOAL_TOPIC": message.topic.encode(),
+        b"SHOAL_PARTITION": b"%d" % message.partition,
+        b"SHOAL_OFFSET": b"%d" % message.offset,
+        b"SHOAL_ATTEMPT": b"%d" % message.attempt,
+        b"SHOAL_TIMESTAMP_MS": b"%d" % (message.timestamp_us // 1_000),
+    }
+    if message.key is not None and b"\0" not in message.key:
+        told[b"SHOAL_KEY"] = message.key
+    return {**dict(os.environb), **told}

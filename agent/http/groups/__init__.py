@@ -1,0 +1,1 @@
+"""Consumer groups as requests: receives, words about messages, and what operators do."""

@@ -1,0 +1,267 @@
+"""The messages of a grant as an answer: JSON, or Arrow cut to exactly the rows that were delivered.
+
+Law of this file: the delivery is committed before anything is read here. Records are read of this agent's own
+replica, which has them. A fault from here on says nothing about the delivery, so that it is never definite:
+the same request brings the same messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+from aiohttp import web
+
+from shoal.agent.http.admission.answer_room import AnswerReservation
+from shoal.agent.http.api.media import ARROW_TYPE, JSON_TYPE
+from shoal.agent.http.core.context import Call
+from shoal.agent.http.core.problems import json_bytes, json_response
+from shoal.agent.http.core.respond import send_made, send_parts
+from shoal.agent.http.fetch.anywhere import WantedRows, read_here
+from shoal.agent.http.groups.outcomes import Outcomes
+from shoal.agent.http.groups.target import Target
+from shoal.agent.http.rows.row_pieces import Rows, RowWriter, Style
+from shoal.agent.interface import Admit, DeliveredRange, Fetch, FetchRequest, Granted, Json
+from shoal.errors import ErrorCode, ShoalError
+from shoal.format.batch import END_OF_STREAM, Offset, parse_stamp, schema_message, to_record_batch
+from shoal.format.receipt import head_of
+from shoal.format.timestamps import format_time
+
+LOST_HERE: dict[ErrorCode, ErrorCode] = {"not-leader": "leadership-lost", "no-leader": "leadership-lost"}
+"""After the commit these must not send the request elsewhere as if nothing had happened."""
+
+
+class Answered(NamedTuple):
+    """A grant of one partition, and what became of the request's acks."""
+
+    target: Target
+    partition: int
+    granted: Granted
+    acked: Outcomes
+    is_arrow: bool
+    max_bytes: int
+
+
+class DeliveredStretch(NamedTuple):
+    """Delivered messages without a gap, and their ranges."""
+
+    begin: int
+    end: int
+    parts: list[DeliveredRange]
+
+    def behind(self, start: int) -> DeliveredStretch:
+        """The part of it that lies behind a log's new start."""
+        left = [
+            DeliveredRange(piece._replace(first=first, count=piece.first + piece.count - first), attempt)
+            for piece, attempt in self.parts
+            if (first := max(piece.first, start)) < piece.first + piece.count
+        ]
+        return DeliveredStretch(start, self.end, left)
+
+
+def stretches(delivered: Sequence[DeliveredRange]) -> list[DeliveredStretch]:
+    """Neighbouring ranges are read together."""
+    found: list[DeliveredStretch] = []
+    for one in delivered:
+        first, behind = one.range.first, one.range.first + one.range.count
+        if found and found[-1].end == first:
+            found[-1] = found[-1]._replace(end=behind)
+            found[-1].parts.append(one)
+        else:
+            found.append(DeliveredStretch(first, behind, [one]))
+    return found
+
+
+def nothing(reason: str, acked: Outcomes, target: Target, *, is_arrow: bool) -> web.Response:
+    """The answer without messages, and why there are none."""
+    headers = _common_headers(target, acked)
+    if is_arrow:
+        body = schema_message(target.topic.schema) + END_OF_STREAM
+        headers["Shoal-Reason"] = reason
+        return web.Response(body=body, content_type=ARROW_TYPE, headers=headers)
+    document: Json = {
+        "partition": None, "delivery": None, "receipt": None, "delivered_at": None, "messages": [],
+        "reason": reason, "acked": acked.document(),
+    }  # fmt: skip
+    response = json_response(document)
+    response.headers.update(headers)
+    return response
+
+
+async def render(call: Call, answered: Answered) -> web.StreamResponse:
+    """The answer with the messages. ShoalError, never definite."""
+    holding = call.holding()
+    try:
+        if answered.is_arrow:
+            return await _render_arrow(call, answered, holding)
+        return await _render_json(call, answered, holding)
+    except ShoalError as error:
+        code = LOST_HERE.get(error.code, error.code)
+        raise ShoalError(code, error.detail, definite=False, **error.extra) from None
+    finally:
+        holding.release()
+
+
+# ---- JSON ----------------------------------------------------------------------------------------
+
+
+async def _render_json(call: Call, answered: Answered, holding: AnswerReservation) -> web.StreamResponse:
+    target, partition, granted, acked = answered[:4]
+    rows = await _rows(call, answered, holding)
+    head = _head(answered)
+    document: Json = {
+        "partition": partition,
+        "delivery": granted.delivery,
+        "receipt": head,
+        "delivered_at": format_time(granted.time_us),
+    }
+    writer = RowWriter()
+    style = Style("text", "record", b'{"partition":%d,' % partition)
+    texts = (
+        _with_receipt(text, b',"attempt":%d,"receipt":"%b.%d"}' % (attempt, head.encode(), offset))
+        for piece, attempt in rows
+        for offset, text in enumerate(writer.texts(piece, style), piece.base_offset)
+    )
+    tail = b'],"reason":null,"acked":%b}\n' % json_bytes(acked.document())
+    parts = _listed(json_bytes(document)[:-1] + b',"messages":[', texts, tail)
+    headers = _common_headers(target, acked)
+    with call.context.gate.place():
+        return await send_made(call, writer.pieces(parts), JSON_TYPE, headers, holding.size_bytes)
+
+
+async def _rows(call: Call, answered: Answered, holding: AnswerReservation) -> list[tuple[Rows, int]]:
+    """The delivered rows, and which attempt theirs is. Those that retention took meanwhile are left out."""
+    found: list[tuple[Rows, int]] = []
+    topic, partition = answered.target.topic, answered.partition
+    for begin, end, parts in stretches(answered.granted.delivered):
+        offset = begin
+        while offset < end:
+            wanted = WantedRows(partition, offset, answered.max_bytes, end - offset, local=True)
+
+            async def fetch(admit: Admit, wanted: WantedRows = wanted) -> Fetch:
+                return await read_here(call, topic, wanted, admit)
+
+            try:
+                _, selected = await call.context.selector.fetch_and_select(
+                    fetch, wanted.portion, holding, call.timeout_ms()
+                )
+            except ShoalError as error:
+                offset = _behind_trimmed(error, offset)
+                continue
+            for rows in selected.rows:
+                found += _by_attempt(rows, parts)
+            offset = _onward(offset, selected.next_offset)
+    return found
+
+
+def _onward(offset: int, next_offset: int) -> int:
+    if next_offset <= offset:
+        raise ShoalError("not-ready", f"offset {offset} is delivered, and cannot be read here yet")
+    return next_offset
+
+
+def _behind_trimmed(error: ShoalError, offset: int) -> int:
+    """Where what is left of the log begins; any other fault is raised."""
+    start = error.extra.get("log_start_offset")
+    if error.code != "trimmed" or not isinstance(start, int) or start <= offset:
+        raise error
+    return start
+
+
+def _by_attempt(rows: Rows, parts: Sequence[DeliveredRange]) -> Iterator[tuple[Rows, int]]:
+    behind = rows.base_offset + rows.batch.num_rows
+    for piece, attempt in parts:
+        first = max(piece.first, rows.base_offset)
+        count = min(piece.first + piece.count, behind) - first
+        if count > 0:
+            yield Rows(first, rows.batch.slice(first - rows.base_offset, count)), attempt
+
+
+def _with_receipt(text: Iterable[bytes], ending: bytes) -> Iterable[bytes]:
+    """A record's text, which ends with a brace, with two more members."""
+    if isinstance(text, tuple):  # of a short record, in one part
+        return (text[0][:-1] + ending,)
+    return _with_ending(text, ending)
+
+
+def _with_ending(text: Iterable[bytes], ending: bytes) -> Iterator[bytes]:
+    last = b""
+    for part in text:
+        if last:
+            yield last
+        last = part
+    yield last[:-1] + ending
+
+
+def _listed(head: bytes, texts: Iterable[Iterable[bytes]], tail: bytes) -> Iterator[bytes]:
+    before = head
+    for text in texts:
+        yield before
+        yield from text
+        before = b","
+    if before is head:
+        yield head
+    yield tail
+
+
+# ---- Arrow ---------------------------------------------------------------------------------------
+
+
+async def _render_arrow(call: Call, answered: Answered, holding: AnswerReservation) -> web.StreamResponse:
+    target, granted = answered.target, answered.granted
+    schema = target.topic.schema
+    frames: list[bytes | memoryview] = []
+    kept: list[DeliveredRange] = []
+    for stretch in stretches(granted.delivered):
+        offset = stretch.begin
+        while offset < stretch.end:
+            request = FetchRequest(Offset(offset), answered.max_bytes, local=True, limit=stretch.end - offset)
+            try:
+                fetch = await call.context.broker.read(target.topic, answered.partition, request)
+            except ShoalError as error:
+                start = _behind_trimmed(error, offset)
+                stretch, offset = stretch.behind(start), start
+                continue
+            made = list(_cut(fetch.frames, offset, stretch.end, schema))
+            await holding.add(sum(map(len, made)))
+            frames += made
+            offset = _onward(offset, fetch.next_offset)
+        kept += stretch.parts
+    headers = _common_headers(target, answered.acked) | {
+        "Shoal-Partition": str(answered.partition),
+        "Shoal-Delivery": str(granted.delivery),
+        "Shoal-Receipt": _head(answered),
+        "Shoal-Delivered-At": format_time(granted.time_us),
+        "Shoal-Ranges": ",".join(f"{piece.first}+{piece.count}*{attempt}" for piece, attempt in kept),
+    }
+    with call.context.gate.place():
+        parts = [schema_message(schema), *frames, END_OF_STREAM]
+        return await send_parts(call, parts, ARROW_TYPE, headers)
+
+
+def _cut(
+    frames: Iterable[bytes | memoryview], begin: int, end: int, schema: pa.Schema
+) -> Iterator[bytes | memoryview]:
+    """Of stored batches the rows from one offset to another: whole batches go as they are."""
+    for frame in frames:
+        stamp, _ = parse_stamp(frame, 0)
+        first, behind = stamp.base_offset, stamp.base_offset + stamp.record_count
+        if not stamp.record_count or behind <= begin or first >= end:
+            continue
+        if begin <= first and behind <= end:
+            yield frame
+            continue
+        start = max(begin, first)
+        rows = to_record_batch(frame, schema).slice(start - first, min(end, behind) - start)
+        yield memoryview(rows.serialize())
+
+
+def _head(answered: Answered) -> str:
+    group, granted = answered.target.group, answered.granted
+    return head_of(group.key, group.mac, answered.partition, granted.generation, granted.delivery)
+
+
+def _common_headers(target: Target, acked: Outcomes) -> dict[str, str]:
+    headers = {"Shoal-Acked": str(acked.done), "Shoal-Ack-Failed": str(len(acked.failed))}
+    return headers | ({"Shoal-Created": "true"} if target.created else {})

@@ -1,0 +1,250 @@
+"""Consumer groups in partitions that this agent leads: receives, acknowledgements, seeks, numbers.
+
+Law of this file: it finds the partition's keeper and passes on to it, as records.py does to the host. It
+resolves times to offsets, and names faults so that a client can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from shoal.agent.delivery.keeper import GroupKeeper
+from shoal.agent.durable.ids import GroupId
+from shoal.agent.fetch import FetchRequest
+from shoal.agent.groups.entry import Begin, Decide, Seek
+from shoal.agent.host.free_space import MIN_FREE_BYTES
+from shoal.agent.host.host import Host
+from shoal.agent.interface import Group, Topic
+from shoal.agent.receive import (
+    NOBODY,
+    Act,
+    DecideStopped,
+    DuePlace,
+    Granted,
+    GroupNumbers,
+    Promise,
+    Question,
+    Wanted,
+)
+from shoal.agent.service.group_admin import GroupAdmin
+from shoal.agent.service.records import RecordService
+from shoal.agent.service.redrive import Redriver
+from shoal.agent.service.time_search import offset_at_time
+from shoal.errors import ErrorCode, ShoalError
+from shoal.format.batch import Offset, parse_stamp
+
+SEEK_ATTEMPTS_MAX = 8
+"""Seeks of one group in one partition at the same time, each of which makes the others begin again."""
+DESCRIBE_TIMEOUT_MS = 1_000  # a group that was just made begins within a few round trips
+_REFUSED: dict[str, tuple[ErrorCode, str]] = {
+    "too-many-consumers": (
+        "too-many-consumers",
+        "the partition remembers 1,024 consumers of this group for 15 minutes: try later, keep their names",
+    ),
+    "consumer-in-use": (
+        "consumer-in-use",
+        "another process with this consumer's name is present: choose another name, or wait for its session",
+    ),
+}
+
+
+class GroupService(RecordService, GroupAdmin):
+    """See the module. Raises ShoalError as RecordService does, and not-ready while a group begins."""
+
+    def _keeper(self, host: Host, group_id: GroupId, *, writes: bool) -> GroupKeeper:
+        return host.keeper(group_id, least_bytes=MIN_FREE_BYTES if writes else 0)
+
+    async def receive(
+        self,
+        topic: Topic,
+        partition: int,
+        group: Group,
+        wanted: Wanted,
+        acts: Sequence[Act],
+        wait_ms: int,
+        timeout_ms: int,
+    ) -> Granted:
+        """Acts, then messages, in one commit where possible. ShoalError too-many-consumers, consumer-in-use,
+        disk-full; timeout, leadership-lost: the same request brings the same messages."""
+        deadline_ms = self._clock.now_ms() + wait_ms + timeout_ms
+        with self._led_here(topic, partition) as (host, group_id):
+            keeper = self._keeper(host, group_id, writes=True)
+            await self._begin_at_time(host, group_id, keeper, topic, group, deadline_ms)
+            granted = await keeper.receive(group.key, wanted, acts, wait_ms, deadline_ms)
+        refused = _REFUSED.get(granted.refusal)
+        if refused is not None:
+            raise ShoalError(*refused, definite=not acts)
+        return granted
+
+    async def act(
+        self, topic: Topic, partition: int, group: Group, acts: Sequence[Act], timeout_ms: int
+    ) -> tuple[str | None, ...]:
+        """Of each act None, or why it was refused; durable."""
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        with self._led_here(topic, partition) as (host, group_id):
+            keeper = self._keeper(host, group_id, writes=True)
+            return await keeper.act(group.key, acts, deadline_ms)
+
+    async def await_messages(
+        self, topic: Topic, partition: int, group: Group, question: Question, wait_ms: int
+    ) -> Promise | None:
+        """A promise once there is a message for the consumer; None when the time is up."""
+        deadline_ms = self._clock.now_ms() + wait_ms + DESCRIBE_TIMEOUT_MS
+        with self._led_here(topic, partition) as (host, group_id):
+            keeper = self._keeper(host, group_id, writes=True)
+            await self._begin_at_time(host, group_id, keeper, topic, group, deadline_ms)
+            return await keeper.wait(group.key, question, wait_ms, deadline_ms)
+
+    async def remembers(
+        self, topic: Topic, partition: int, group: Group, consumer: bytes, request: bytes, *, confirmed: bool
+    ) -> bool:
+        """Whether the request was served before. `confirmed`: by an agent that certainly leads."""
+        with self._led_here(topic, partition) as (host, group_id):
+            keeper = self._keeper(host, group_id, writes=False)
+            if confirmed:
+                await host.offsets(group_id)
+            return keeper.remembers(group.key, consumer, request)
+
+    # ---- operating a group -----------------------------------------------------------------------
+
+    async def begin_group(self, topic: Topic, partition: int, group: Group, timeout_ms: int) -> None:
+        """Return once the group has begun in the partition."""
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        with self._led_here(topic, partition) as (host, group_id):
+            keeper = self._keeper(host, group_id, writes=True)
+            await self._begin_at_time(host, group_id, keeper, topic, group, deadline_ms)
+            await keeper.begun(group.key, deadline_ms)
+
+    async def _begin_at_time(
+        self,
+        host: Host,
+        group_id: GroupId,
+        keeper: GroupKeeper,
+        topic: Topic,
+        group: Group,
+        deadline_ms: int,
+    ) -> None:
+        """A group that starts at a time begins at the offset of then, which only a search of the log finds.
+        The keeper begins all others itself."""
+        if keeper.has_begun(group.key):
+            return
+        entry = self._group_entry(topic, group.name)
+        start_us = entry.settings.start_us()
+        if start_us is not None:
+            offset = await offset_at_time(host.reader(group_id), start_us)
+            await keeper.change(group.key, Begin(entry.made, DuePlace(0, offset)), deadline_ms)
+
+    async def seek_group(
+        self, topic: Topic, partition: int, group: Group, place: DuePlace | None, timeout_ms: int
+    ) -> dict[str, Any]:
+        """The group goes on from `place`, None for the log's end; receipts from before count no more."""
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        with self._led_here(topic, partition) as (host, group_id):
+            keeper = self._keeper(host, group_id, writes=True)
+            await keeper.begun(group.key, deadline_ms)
+            for _ in range(SEEK_ATTEMPTS_MAX):
+                generation = keeper.numbers(group.key).generation + 1
+                seek = Seek(generation, place or DuePlace(0, 0), place is None)
+                if await keeper.change(group.key, seek, deadline_ms):
+                    offset = keeper.numbers(group.key).position.offset if place is None else place.offset
+                    return {"partition": partition, "offset": offset, "generation": generation}
+        raise ShoalError("overloaded", f"others seek in group {group.name} at the same time: try again")
+
+    async def decide_stopped(
+        self, topic: Topic, partition: int, group: Group, decision: DecideStopped, timeout_ms: int
+    ) -> bool:
+        """An operator's word on stopped messages; False: none of them was stopped."""
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        with self._led_here(topic, partition) as (host, group_id):
+            keeper = self._keeper(host, group_id, writes=True)
+            operation = Decide(decision.action, (decision.range,))
+            return await keeper.change(group.key, operation, deadline_ms)
+
+    async def redrive_group(
+        self, topic: Topic, partition: int, group: Group, limit: int | None, timeout_ms: int
+    ) -> dict[str, Any]:
+        """Dead letters of the partition come again to the group, at most `limit` of them."""
+        with self._led_here(topic, partition) as (host, group_id):
+            read = partial(self._parts().letters.read, group_id, group.name)
+            found = await Redriver(host, read, group_id, group.key, timeout_ms).run(limit)
+        return {"partition": partition, "redriven": found.redriven, "copied": found.copied}
+
+    def present(
+        self, topic: Topic, partition: int, group: Group, consumer: bytes, instance: bytes, name: str
+    ) -> bool:
+        """A consumer is there; whether the partition should be its own. ShoalError consumer-in-use."""
+        with self._led_here(topic, partition) as (host, group_id):
+            keeper = self._keeper(host, group_id, writes=False)
+            if not keeper.present(group.key, consumer, instance, name):
+                raise ShoalError(*_REFUSED["consumer-in-use"])
+            return keeper.is_assigned(group.key, consumer)
+
+    def leave_group(
+        self, topic: Topic, partition: int, group: Group, consumer: bytes, instance: bytes
+    ) -> None:
+        """A consumer goes: as if its session had ended."""
+        with self._led_here(topic, partition) as (host, group_id):
+            self._keeper(host, group_id, writes=False).leave(group.key, consumer, instance)
+
+    async def group_numbers(self, topic: Topic, partition: int, group: Group) -> dict[str, Any]:
+        """One partition in the document of a group."""
+        deadline_ms = self._clock.now_ms() + DESCRIBE_TIMEOUT_MS
+        with self._led_here(topic, partition) as (host, group_id):
+            keeper = self._keeper(host, group_id, writes=False)
+            if not keeper.has_begun(group.key):
+                await self._begin_at_time(host, group_id, keeper, topic, group, deadline_ms)
+                await keeper.begun(group.key, deadline_ms)
+            numbers = keeper.numbers(group.key)
+            oldest_us = await self._append_time_us(host, group_id, numbers) if numbers.lag else None
+            age_us = 0 if oldest_us is None else max(self._clock.now_us() - oldest_us, 0)
+            return {
+                "partition": partition,
+                "leader": self.agent_id,
+                **partition_document(numbers),
+                "lag_seconds": age_us // 1_000 / 1_000,
+            }
+
+    async def _append_time_us(self, host: Host, group_id: GroupId, numbers: GroupNumbers) -> int | None:
+        """When the oldest message that is not done was appended; None where it cannot be read now."""
+        offset = Offset(numbers.position.offset)
+        try:
+            fetch = await host.reader(group_id).read(FetchRequest(offset, 1, local=True, limit=1))
+        except ShoalError as error:
+            if error.code not in ("trimmed", "beyond-end", "damaged", "not-leader", "not-ready"):
+                raise
+            return None
+        for frame in fetch.frames:
+            stamp, _ = parse_stamp(frame, 0)
+            if stamp.record_count:
+                return stamp.append_time_us
+        return None
+
+
+def partition_document(numbers: GroupNumbers) -> dict[str, Any]:
+    """Numbers of a group in a partition, as JSON has them."""
+    names = {consumer.consumer: consumer.name or None for consumer in numbers.consumers}
+    owner = None if numbers.owner == NOBODY else names.get(numbers.owner) or numbers.owner.hex()
+    return {
+        "generation": numbers.generation,
+        "position": numbers.position.offset,
+        "next": numbers.next.offset,
+        "high_watermark": numbers.end.offset,
+        "lag": numbers.lag,
+        "in_flight": numbers.in_flight,
+        "delayed": numbers.delayed,
+        "dying": numbers.dying,
+        "stopped": numbers.stopped,
+        "dead": numbers.dead,
+        "acked": numbers.acked,
+        "skipped": numbers.skipped,
+        "dropped": numbers.dropped,
+        "window": numbers.window or None,
+        "blocked_by": f"{numbers.blocked_by:016x}" if numbers.blocked_by else None,
+        "owner": owner,
+        "consumers": [
+            {"consumer": item.name or item.consumer.hex(), "holds": item.holds, "seen_ms": item.seen_ms}
+            for item in numbers.consumers
+        ],
+    }

@@ -1,0 +1,1 @@
+"""Messages of a consumer group: received, held while they are worked on, and acknowledged."""
