@@ -23,6 +23,7 @@ import benchmarks_calls
 import benchmarks_client
 import benchmarks_curves
 import benchmarks_gossip
+import benchmarks_groups
 import benchmarks_metrics
 import benchmarks_replication
 import benchmarks_start
@@ -199,6 +200,10 @@ class Bench:
         """Membership alone: what it costs, and how soon a death is seen, beside Serf."""
         return benchmarks_gossip.rows()
 
+    def groups(self) -> list[Row]:
+        """Consumer groups: messages received and acknowledged, handed over, and after a kill."""
+        return benchmarks_groups.rows(self)
+
     def curves(self) -> list[Row]:
         """Rate and latency over connections, and the spread of fail-over times: points for lab/curves.csv."""
         return benchmarks_curves.rows(self)
@@ -262,7 +267,7 @@ def print_table(rows: list[Row]) -> None:
 def main() -> int:
     everything = ["produce", "single", "latency", "failover", "replication", "read", "client"]
     everything += ["store", "start", "metrics", "gossip"]
-    names = [*everything, "replicated", "faults", "curves", "calls", "spark", "spark_write"]
+    names = [*everything, "replicated", "faults", "groups", "curves", "calls", "spark", "spark_write"]
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,4 +1,4 @@
-"""What one round of a campaign over the segment store does, from one seed.
+"""What one round of a campaign does, over the segment store or the state of groups, from one seed.
 
 Law of this file: a round takes seconds to a minute, adds its faults as they are survived, and raises what it
 finds; time, record and the other campaigns are campaigns.py's.
@@ -28,6 +28,7 @@ LIVES_PER_ROUND = 50  # lives are cheap, kills take real time
 FUSE_LIVES, FUSE_FAILURES = 15, 6
 MUTATIONS = 5_000  # of each decoder
 HISTORIES, HISTORY_STEPS = 40, 40
+WALK_STEPS = 2_000  # operations of consumer groups in one log
 
 
 class Outcome(Protocol):
@@ -111,7 +112,21 @@ def states(seed: int, outcome: Outcome) -> int:
     return 1
 
 
-ROUNDS: dict[str, Round] = {"store": store, "kills": kills, "decoders": decoders, "states": states}
+def groups(seed: int, outcome: Outcome) -> int:
+    """Logs of random entries of consumer groups beside a model, cut and restored at every place."""
+    walk = importlib.import_module("tests.agent.groups.fold_walk").walk
+    walk(seed, WALK_STEPS)
+    outcome.faults += WALK_STEPS
+    return 1
+
+
+ROUNDS: dict[str, Round] = {
+    "store": store,
+    "kills": kills,
+    "decoders": decoders,
+    "states": states,
+    "groups": groups,
+}
 
 
 def search_store(what: Round, outcome: Outcome, deadline: float, bar: terminal.Bar, started: float) -> None:

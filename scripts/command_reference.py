@@ -22,9 +22,9 @@ INTRODUCTION = """\
 For everybody who types or scripts `shoal` commands: each command with the text of its `--help`.
 `scripts/command_reference.py` writes this page from the code; a test fails when it is stale.
 
-`--agent URL` and `--json` are accepted before any command. Exit codes: 0 success, 1 failure, 2 wrong usage,
+`--agent URL` and `--json` may also stand before a command. Exit codes: 0 success, 1 failure, 2 wrong usage,
 130 interrupted. Data go to standard output, messages to standard error.
-`shoal --install-completion` adds completion of commands, options, topics and members to the shell.
+`shoal --install-completion` adds completion of commands, options, topics, groups and members to the shell.
 """
 
 

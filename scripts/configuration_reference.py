@@ -148,6 +148,13 @@ TOPIC_SETTINGS: Mapping[str, TopicWords] = {
     "retention.bytes": TopicWords(
         CHANGE, f"Bytes kept of each partition, at least {MIN_SEGMENT_BYTES}. null: no limit."
     ),
+    "retention.hold_for_groups": TopicWords(
+        CHANGE,
+        "Records that a consumer group is not done with are kept up to twice as long.",
+    ),
+    "retention.acknowledged": TopicWords(
+        CHANGE, "Segments go once all consumer groups are done with their records, if there is one."
+    ),
     "segment.bytes": TopicWords(
         "next append", f"Size of a segment file, {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES}."
     ),
@@ -176,8 +183,21 @@ VARIABLES: Mapping[str, tuple[str, str]] = {
         "Agents to ask, as URLs with commas between. Default `http://127.0.0.1:7070`.",
     ),
     "SHOAL_CONFIG": ("`shoal agent`", "The configuration file, as `--config` names it."),
+    "SHOAL_FIRST_PROCESS": (
+        "agents of `--cores`",
+        "Set by the first process, never by hand: an agent ends when that process is gone.",
+    ),
     "SHOAL_KAFKA": ("`scripts/bench spark`", "HOST:PORT of a Kafka to compare with."),
     "SHOAL_KAFKA_PACKAGE": ("`scripts/bench spark`", "Maven coordinates of Spark's Kafka connector."),
+    "SHOAL_TOPIC": ("commands of `shoal consume --exec`", "Set for the command: the message's topic."),
+    "SHOAL_PARTITION": ("commands of `shoal consume --exec`", "Its partition."),
+    "SHOAL_OFFSET": ("commands of `shoal consume --exec`", "Its offset."),
+    "SHOAL_ATTEMPT": ("commands of `shoal consume --exec`", "Which delivery this is, from 1 on."),
+    "SHOAL_TIMESTAMP_MS": ("commands of `shoal consume --exec`", "Its time, in milliseconds since 1970."),
+    "SHOAL_KEY": (
+        "commands of `shoal consume --exec`",
+        "Its key; unset where it has none, or one with a zero byte.",
+    ),
     "SHOAL_SERF": ("`scripts/test`, `scripts/bench gossip`", "Path of a Serf binary to test with."),
 }
 KINDS = {
@@ -200,7 +220,7 @@ AGENT = """\
 
 A flag overrides a `SHOAL_` variable, a variable overrides the file, the file overrides the default.
 The file is TOML, named by `--config FILE` or `SHOAL_CONFIG`. Its keys are the names below, with `_` or `-`,
-at the top or under `[agent]`. A time is a number with a unit: {units}.
+at the top, or all of them under `[agent]`. A time is a number with a unit: {units}.
 `shoal config show`, with the flags and the file of an agent, shows each value and where it comes from.
 `GET /v1/agent` shows the values in force. Neither shows keys.
 

@@ -1,21 +1,23 @@
-"""An agent for benchmarks: `shoal` itself, which tells how long its event loop was held, or counts nothing.
+"""An agent for benchmarks: `shoal` itself, which tells how long its event loop was held, or counts by turns.
 
-python scripts/measured_agent.py --holds FILE agent --data DIR ...   at each SIGUSR1 its longest hold, in FILE
-python scripts/measured_agent.py --uncounted agent --data DIR ...    without the counters of /metrics
+python scripts/measured_agent.py --holds FILE agent --data DIR ...   its longest holds in FILE at each SIGUSR1
+python scripts/measured_agent.py --switched FILE agent --data DIR ...   each SIGUSR1 ends counters and
+    log lines, or begins them again, and FILE says which
 
 Law of this file: what it changes, it changes in its own process, from outside; the product has no switch for
-either. A hold is the time between two questions to the kernel: all callbacks of one round.
+either.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import selectors
+import logging
 import signal
 import sys
-import time
+from collections.abc import Callable
 from typing import Any
+
+from holds import Teller, say
 
 from shoal.agent.cli.main import run
 from shoal.agent.metrics.histogram import Histogram
@@ -36,40 +38,38 @@ COUNTED = (
 """What an append on its way touches for the sake of metrics. Two looks at the clock remain, in front.py."""
 
 
-class TimedSelector(selectors.DefaultSelector):
-    """Notes how long the loop was away."""
-
-    longest_ns = 0
-    _resumed_ns = 0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """As every selector."""
-        if self._resumed_ns:
-            self.longest_ns = max(self.longest_ns, time.monotonic_ns() - self._resumed_ns)
-        events = super().select(timeout)
-        self._resumed_ns = time.monotonic_ns()
-        return events
-
-
 def tell_holds(path: str) -> None:
-    """With each SIGUSR1 the nanoseconds of the longest hold since the last one stand in the file."""
-    selector = TimedSelector()
-
-    def tell(*_: object) -> None:
-        with open(f"{path}.new", "w") as file:
-            file.write(str(selector.longest_ns))
-        selector.longest_ns = 0
-        os.replace(f"{path}.new", path)
+    """SIGUSR1 ends a window and puts its longest holds into the file; SIGUSR2 does so after a window of work
+    that is no scrape."""
 
     def make_loop(*, direct: bool = True) -> asyncio.AbstractEventLoop:
-        return asyncio.SelectorEventLoop(selector)
+        teller = Teller(path)
+        signal.signal(signal.SIGUSR1, teller.tell)
+        signal.signal(signal.SIGUSR2, teller.work)
+        return teller.loop
 
-    signal.signal(signal.SIGUSR1, tell)
     event_loop.new_event_loop = make_loop
 
 
-def count_nothing() -> None:
-    """The same steps without a counter or a look at the clock between them."""
+def switch_counting(path: str) -> None:
+    """One process does both by turns: two agents of one build differ by more than counters cost."""
+    counted = {(owner, name): vars(owner)[name] for owner, name in COUNTED}
+    uncounted = dict(zip(COUNTED, _without_counters(), strict=True))
+    counts = True
+
+    def switch(*_: object) -> None:
+        nonlocal counts
+        counts = not counts
+        for (owner, name), method in (counted if counts else uncounted).items():
+            setattr(owner, name, method)
+        logging.disable(logging.NOTSET if counts else logging.CRITICAL)
+        say(path, "counted" if counts else "uncounted")
+
+    signal.signal(signal.SIGUSR1, switch)
+
+
+def _without_counters() -> tuple[Callable[..., Any], ...]:
+    """The steps of `COUNTED` without a counter or a look at the clock between them."""
 
     def nothing(*_: Any) -> None: ...
 
@@ -87,21 +87,13 @@ def count_nothing() -> None:
         self._make_room()
         self.done(error)
 
-    instead = (nothing, nothing, nothing, nothing, propose, begin, ended)
-    for (owner, name), other in zip(COUNTED, instead, strict=True):
-        assert hasattr(owner, name), f"{owner.__name__} has no {name} any more"
-        setattr(owner, name, other)
+    return (nothing, nothing, nothing, nothing, propose, begin, ended)
 
 
 def main() -> None:
     """Take the first option off, and go on as `shoal`."""
     option = sys.argv.pop(1)
-    if option == "--holds":
-        tell_holds(sys.argv.pop(1))
-    elif option == "--uncounted":
-        count_nothing()
-    else:
-        assert option == "--counted", option
+    {"--holds": tell_holds, "--switched": switch_counting}[option](sys.argv.pop(1))
     run()
 
 

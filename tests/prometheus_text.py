@@ -1,5 +1,5 @@
 """A strict reader of Prometheus' text format 0.0.4, and of the names in PromQL: what a scraper would refuse,
-or silently take for something else, is an AssertionError here.
+or silently take for something else, is an AssertionError here, and so is what promtool warns of.
 
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -15,6 +15,16 @@ SAMPLE = re.compile(rf"({NAME})(?:\{{(.*)\}})? (\S+)")
 LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"(,|$)')
 KINDS = ("counter", "gauge", "histogram")
 SUFFIXES = ("_bucket", "_sum", "_count")
+NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?|Inf|NaN)")
+KINDS_OF_NAMES = {"counter", "gauge", "histogram", "summary"}
+NO_BASE_UNITS = {
+    "s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d",
+    "minutes", "hours", "days", "weeks", "bits", "percent", "percents", "kib", "mib", "gib", "tib",
+}  # fmt: skip
+PREFIXES = ("nano", "micro", "milli", "centi", "kilo", "mega", "giga", "tera", "kibi", "mebi", "gibi", "tebi")
+UNITS = ("seconds", "bytes")
+OF_TARGETS = ("job", "instance")
+"""Labels that a scraper gives to every series."""
 Labels = frozenset[tuple[str, str]]
 
 
@@ -64,6 +74,7 @@ def _take(family: Exposed, name: str, shown: str, labels: str | None, number: st
     assert shown in allowed, f"{shown} stands below {name}"
     key = shown, _labels(labels)
     assert key not in family.samples, f"{key} stands twice"
+    assert NUMBER.fullmatch(number), f"{key}: {number}"
     family.samples[key] = float(number)
 
 
@@ -85,10 +96,27 @@ def _check(name: str, family: Exposed) -> None:
     assert family.kind, f"{name} has no type"
     assert (family.kind == "counter") == name.endswith("_total"), name
     assert not name.endswith(SUFFIXES), name
+    _lint(name, family)
     if family.kind == "counter":
         assert all(value >= 0 for value in family.samples.values()), name
     if family.kind == "histogram":
         _check_histogram(name, family)
+
+
+def _lint(name: str, family: Exposed) -> None:
+    """What `promtool check metrics` has to say of names and labels. Source:
+    https://prometheus.io/docs/practices/naming/"""
+    assert re.fullmatch(r"[a-z][a-z0-9_]*", name), f"{name}: colons are for rules, capitals for nobody"
+    parts = name.split("_")
+    assert not NO_BASE_UNITS & set(parts), f"{name} is not in seconds, bytes or another base unit"
+    assert not any(part.startswith(PREFIXES) and part.endswith(UNITS) for part in parts), name
+    assert not KINDS_OF_NAMES & set(parts), f"{name} has a kind in its name"
+    assert family.help.strip(), f"{name} has no help"
+    assert re.fullmatch(r"(?:[^\\]|\\[\\n])*", family.help), f"{name}: {family.help!r}"
+    for label in {label for _, labels in family.samples for label, _ in labels}:
+        assert re.fullmatch(r"[a-z][a-z0-9_]*", label), f"{name}: {label}"
+        assert label not in ("quantile", *OF_TARGETS), f"{name}: {label} belongs to others"
+        assert label != "le" or family.kind == "histogram", name
 
 
 def _check_histogram(name: str, family: Exposed) -> None:

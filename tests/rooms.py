@@ -23,6 +23,7 @@ FILE_ROOMS = {
     "agent/fetch.py": "agent/fetch",
     "agent/interface.py": "agent/interface",
     "agent/levels.py": "agent/levels",
+    "agent/receive.py": "agent/receive",
     "agent/settings.py": "agent/settings",
     "agent/submission.py": "agent/submission",
     "agent/__main__.py": "agent/__main__",
@@ -36,6 +37,7 @@ FILE_ROOMS = {
     "shoal/addresses.py": "shoal/addresses",
     "shoal/errors.py": "shoal/errors",
     "shoal/lookup.py": "shoal/lookup",
+    "shoal/name_resolver.py": "shoal/name_resolver",
     "shoal/unpicklable.py": "shoal/unpicklable",
 }
 # What any room may import: it knows nobody.
@@ -48,6 +50,7 @@ COMMON = frozenset(
         "shoal/format",
         "shoal/addresses",
         "shoal/lookup",
+        "shoal/name_resolver",
         "shoal/unpicklable",
     )
 )
@@ -60,47 +63,57 @@ ROOMS = {
     "agent/cli/examine": """agent/cli/records agent/cli/terminal agent/durable agent/partition agent/topics
         segment_store/check segment_store/disk segment_store/errors segment_store/format shoal/spark""",
     "agent/cli/records": """agent/cli/terminal segment_store/check shoal/client shoal/client/consume
-        shoal/client/produce""",
+        shoal/client/produce shoal/client/subscribe""",
     "agent/cli/bench": "agent/cli/terminal shoal/client shoal/client/http shoal/client/produce",
     "agent/cli/top": "agent/cli/terminal shoal/client shoal/client/http",
     "agent/cli/terminal": "shoal/client shoal/client/http",
-    "agent": """agent/bootstrap agent/config agent/durable agent/events agent/host agent/http
+    "agent": """agent/bootstrap agent/config agent/delivery agent/durable agent/events agent/host agent/http
         agent/http/admission agent/members agent/partition agent/peers agent/placement agent/process
         agent/routing agent/service agent/settings agent/topics membership/interface membership/serf
         membership/wire replication segment_store/disk segment_store/errors shoal/__init__""",
-    "agent/service": """agent/config agent/durable agent/events agent/fetch agent/host agent/interface
-        agent/members agent/partition agent/peers agent/placement agent/process agent/routing
-        agent/submission agent/topics membership/interface replication/placement segment_store/check
-        shoal/client/http""",
+    "agent/service": """agent/config agent/delivery agent/durable agent/events agent/fetch agent/groups
+        agent/host agent/interface agent/members agent/partition agent/peers agent/placement agent/process
+        agent/receive agent/routing agent/submission agent/topics membership/interface
+        replication/placement segment_store/check shoal/client/http""",
     "agent/placement": """agent/bootstrap agent/durable agent/host agent/members agent/partition agent/peers
         agent/process agent/routing agent/topics replication replication/placement replication/roles
         segment_store/disk segment_store/errors""",
     "agent/bootstrap": "agent/config agent/durable agent/members agent/process agent/topics",
-    "agent/topics": """agent/config agent/durable agent/events agent/host agent/interface
-        agent/members agent/partition agent/partition/state agent/peers agent/process agent/submission
-        replication replication/placement segment_store/config segment_store/disk segment_store/errors
-        segment_store/log""",
+    "agent/topics": """agent/config agent/durable agent/events agent/groups agent/host agent/interface
+        agent/members agent/partition agent/partition/state agent/peers agent/process agent/receive
+        agent/submission replication replication/placement segment_store/config segment_store/disk
+        segment_store/errors segment_store/log""",
     "agent/members": """agent/config agent/durable agent/events agent/peers agent/process
         membership/config membership/interface membership/net membership/serf membership/serf_agent
         membership/wire replication/placement shoal/client/http""",
-    "agent/host": """agent/durable agent/fetch agent/partition agent/partition/state agent/peers agent/process
-        agent/submission replication replication/roles replication/state segment_store/check
-        segment_store/disk segment_store/errors segment_store/format segment_store/log""",
-    "agent/routing": "agent/durable agent/events agent/partition agent/peers replication/roles",
-    "agent/partition": """agent/durable agent/fetch agent/partition/state agent/peers agent/process
-        agent/submission replication replication/raft replication/roles replication/state
+    "agent/host": """agent/delivery agent/durable agent/fetch agent/groups agent/partition
+        agent/partition/state agent/peers agent/process agent/submission agent/views agent/views/upkeep
+        replication replication/roles replication/state segment_store/check segment_store/disk
+        segment_store/errors segment_store/format segment_store/log""",
+    "agent/routing": "agent/durable agent/events agent/partition agent/peers agent/process replication/roles",
+    "agent/delivery": """agent/durable agent/groups agent/groups/leader agent/partition agent/receive
+        agent/submission agent/views agent/views/upkeep segment_store/errors segment_store/format""",
+    "agent/views/upkeep": """agent/durable agent/partition agent/peers agent/receive agent/views
+        segment_store/errors segment_store/log""",
+    "agent/views": "agent/partition agent/receive segment_store/disk segment_store/errors",
+    "agent/partition": """agent/durable agent/fetch agent/groups agent/partition/state agent/peers
+        agent/process agent/submission replication replication/raft replication/roles replication/state
         segment_store/check segment_store/config segment_store/disk segment_store/errors
         segment_store/log""",
     "agent/partition/state": "replication",
+    "agent/groups/leader": "agent/groups agent/receive",
+    "agent/groups": "agent/receive",
     "agent/peers": "agent/durable agent/process replication",
     "agent/durable": """agent/config agent/process membership/serf membership/wire replication
         segment_store/disk segment_store/errors""",
     # A front door: of the agent it knows agent/interface.py, and nothing else.
     "agent/http": """agent/http/admin agent/http/admission agent/http/core agent/http/docs agent/http/fetch
-        agent/http/http1 agent/http/produce agent/interface""",
+        agent/http/groups agent/http/http1 agent/http/produce agent/interface""",
     "agent/http/docs": "agent/http/api agent/http/core",
     "agent/http/produce": """agent/http/admin agent/http/admission agent/http/api agent/http/core
         agent/http/http1 agent/interface""",
+    "agent/http/groups": """agent/http/admin agent/http/admission agent/http/api agent/http/core
+        agent/http/fetch agent/http/rows agent/interface""",
     "agent/http/fetch": "agent/http/admission agent/http/api agent/http/core agent/http/rows agent/interface",
     "agent/http/admin": "agent/events agent/http/api agent/http/core agent/interface membership/interface",
     "agent/http/core": "agent/http/admission agent/http/api agent/http/rows agent/interface",
@@ -108,9 +121,10 @@ ROOMS = {
     "agent/http/api": "agent/interface membership/interface",
     "agent/http/http1": "agent/http/admission",
     "agent/http/admission": "",
-    "agent/interface": "agent/events agent/fetch agent/submission membership/interface",
+    "agent/interface": "agent/events agent/fetch agent/receive agent/submission membership/interface",
     "agent/fetch": "",
     "agent/submission": "",
+    "agent/receive": "",
     "agent/levels": "",
     "agent/events": "agent/process",
     "agent/process": "agent/config agent/settings segment_store/errors",
@@ -118,10 +132,12 @@ ROOMS = {
     "agent/metrics": "",
     "agent/config": "agent/settings",
     "agent/settings": "",
-    "shoal/__init__": "shoal/client shoal/client/consume shoal/client/http shoal/client/produce",
+    "shoal/__init__": """shoal/client shoal/client/consume shoal/client/http shoal/client/produce
+        shoal/client/subscribe""",
     "shoal/spark": "shoal/client/http",
-    "shoal/client": "shoal/client/consume shoal/client/http shoal/client/produce",
+    "shoal/client": "shoal/client/consume shoal/client/http shoal/client/produce shoal/client/subscribe",
     "shoal/client/produce": "shoal/client/http",
+    "shoal/client/subscribe": "shoal/client/consume shoal/client/http",
     "shoal/client/consume": "shoal/client/http",
     "shoal/client/http": "membership/net membership/wire",
     "membership": "",
@@ -152,6 +168,7 @@ ROOMS = {
     "shoal/unpicklable": "",
     "shoal/addresses": "",
     "shoal/lookup": "",
+    "shoal/name_resolver": "",
     "shoal/errors": "",
 }
 

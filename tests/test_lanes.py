@@ -85,3 +85,19 @@ def test_leaving_ends_what_still_runs(tmp_path: pathlib.Path) -> None:
         lanes.start("waits", [sys.executable, "-c", WAITS], dict(os.environ), str(tmp_path))
         process = lanes._lanes[0].process
     assert process.poll() is not None
+
+
+def test_a_run_in_integration_draws_the_examples_of_every_other_run() -> None:
+    """Hypothesis looks for these variables, and would pass over the run's seed."""
+    program = "import tests.conftest, hypothesis; print(hypothesis.settings().derandomize)"
+    for variables in ({}, {"CI": "true"}, {"GITHUB_ACTIONS": "true"}):
+        told = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | variables,
+            cwd=pathlib.Path(__file__).parents[1],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        assert told.stdout == "False\n"

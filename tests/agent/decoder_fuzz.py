@@ -18,10 +18,21 @@ from memory_disk import MemoryDisk
 from shoal.agent.durable.identity import AgentIdentity, HardStateFile, _decode_record
 from shoal.agent.durable.ids import GroupId, IdentityError
 from shoal.agent.durable.paired_file import decode_slot, encode_slot
+from shoal.agent.groups.entry import Begin, Deliver, Die, ReasonCode, Release, decode_entry, encode_entry
+from shoal.agent.groups.fold import GroupFold
+from shoal.agent.groups.place import GroupWireError
 from shoal.agent.host.scrubber import Cursor
+from shoal.agent.partition.state.checkpoint import Checkpoint, FoldError, decode_configuration
 from shoal.agent.partition.state.idempotence import ProducerTable, ProducerTableError
-from shoal.agent.partition.state.log_state import Checkpoint, FoldError, decode_configuration
 from shoal.agent.partition.state.retention import RetentionError, decode_trim, encode_trim
+from shoal.agent.peers.messages import (
+    PeerMessageError,
+    decode_letter,
+    decode_letters,
+    encode_letter,
+    encode_letters,
+)
+from shoal.agent.receive import GroupKey, Range
 from shoal.agent.topics.catalog import Catalog, CatalogError, CreateTopic, Seal
 from shoal.agent.topics.catalog_codec import decode_command, encode_command
 from shoal.agent.topics.cluster_file import ClusterFileError, ClusterRecord
@@ -48,6 +59,7 @@ from shoal.format.batch import (
     view_frame,
 )
 from shoal.format.producer_table import GatheredRange, decode_producer_table, encode_producer_table
+from shoal.format.records import RecordColumns, columns_to_message
 from shoal.replication.interfaces import Configuration, HardState, ReplicaId
 from shoal.segment_store.errors import FormatError
 from shoal.segment_store.format.index import Entry, decode_block, decode_index_file, encode_blocks
@@ -59,6 +71,8 @@ from shoal.segment_store.format.tail_record import (
     decode_trailer,
     encode_trailer,
 )
+from tests.agent.groups.group_entries import entry_stamp, stamp_of
+from tests.agent.groups.test_entry import EVERY
 from tests.agent.harness import message
 from tests.agent.topics.test_catalog import entry, folded
 
@@ -243,6 +257,30 @@ def _producers() -> ProducerTable:
     return table
 
 
+def _groups() -> GroupFold:
+    """Two groups with spans, letters and requests."""
+    fold = GroupFold()
+    for key in (GroupKey(b"g" * 16), GroupKey(b"h" * 16)):
+        begin = Begin((1, 0))
+        deliver = Deliver(b"c" * 16, b"r" * 16, 30, (Range(0, 0, 9), Range(0, 12, 1)))
+        die = Die(1, ReasonCode.NACK, (Range(0, 2, 2),), b"text")
+        release = Release(1, 7, (Range(0, 5, 1),))
+        fold.stage(key, [begin, deliver, die, release], entry_stamp(1))
+    fold.fold(stamp_of(entry_stamp(1)), fold.staged_entry())
+    return fold
+
+
+def _restore_groups(data: bytes) -> None:
+    fold = GroupFold()
+    fold.restore(data)
+    assert fold.to_bytes() == data
+    fold.check_invariants()
+
+
+def _decode_group_entry(data: bytes) -> None:
+    assert encode_entry(decode_entry(data)) == data
+
+
 def _name(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     name = parse_name(text)
@@ -287,10 +325,29 @@ def _partition_targets() -> list[Target]:
         Target("checkpoint", [checkpoint.to_bytes()], Checkpoint.from_bytes, (FoldError,)),
         Target("configuration", [configuration.to_bytes()], decode_configuration, (FoldError,)),
         Target("producer table", [producers.to_bytes()], _producers().restore, (ProducerTableError,)),
+        Target("groups", [_groups().to_bytes()], _restore_groups, (GroupWireError,)),
+        Target(
+            "group entry",
+            [encode_entry({GroupKey(b"g" * 16): EVERY})],
+            _decode_group_entry,
+            (GroupWireError,),
+        ),
+        Target("dead letter", [_letter()], decode_letter, (PeerMessageError,)),
+        Target("dead letters", [_letters()], decode_letters, (PeerMessageError,)),
         Target("trim", [encode_trim(LogIndex(9))], decode_trim, (RetentionError,)),
         Target("catalog", [catalog.to_bytes()], Catalog.from_bytes, (CatalogError,)),
         Target("catalog command", commands, decode_command, (CatalogError,)),
     ]
+
+
+def _letter() -> bytes:
+    columns = RecordColumns([None], [b"key"], [b"value"], [[("shoal-letter", b"7")]])
+    producer = ProducerStamp(b"p" * 16, 0, 6)
+    return encode_letter(GroupId(b"t" * 16, 3), producer, columns_to_message(columns, 1_000_000))
+
+
+def _letters() -> bytes:
+    return encode_letters(Offset(7), [frame for frame in _frames() if parse_stamp(frame, 0)[0].record_count])
 
 
 def _agent_targets() -> list[Target]:

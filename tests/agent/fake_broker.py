@@ -17,12 +17,15 @@ from functools import partial
 from typing import Any
 
 from fake_gossip_keys import FakeKeyedGossip
+from fake_groups import FakeDelivery, FakeGroupBroker
 
 from shoal.agent.events.feed import EventFeed
 from shoal.agent.fetch import Fetch, FetchRequest, Offsets
 from shoal.agent.interface import Answer, Appended, Document, Json, Leader, Submission, Topic
 from shoal.agent.members.gossip_keys import KeyService
 from shoal.agent.metrics.exposition import Reading, Value
+from shoal.agent.receive import Promise
+from shoal.agent.topics.groups_catalog import GroupEntry
 from shoal.agent.topics.settings import (
     TopicSettings,
     check_topic_form,
@@ -128,10 +131,18 @@ class FakeCluster:
         self.leaders: dict[tuple[str, int], str | None] = {}
         self.catalog_leader_id: str | None = None
         self.level = 1
+        self.keys: dict[str, str | None] = {}
+        """By topic: of the request that made it."""
         self.raised_without: list[object] = []
         self.changed = asyncio.Event()
         self.version = 1
         self.events = EventFeed("fake")
+        self.groups: dict[tuple[str, str], GroupEntry] = {}
+        self.groups_made = 0
+        self.letters: set[str] = set()
+        """Topics that hold dead letters."""
+        self.deliveries: dict[tuple[str, int], FakeDelivery] = {}
+        self.promises: dict[tuple[bytes, int, int], Promise] = {}
 
     def add(self, name: str) -> FakeBroker:
         broker = FakeBroker(self, name)
@@ -169,7 +180,7 @@ class FakeCluster:
         return sum(log.end for log in self.logs.values())
 
 
-class FakeBroker:
+class FakeBroker(FakeGroupBroker):
     """One agent's broker."""
 
     def __init__(self, cluster: FakeCluster, name: str) -> None:
@@ -298,7 +309,7 @@ class FakeBroker:
         if found is None:
             raise ShoalError("unknown-topic", f"no live agent keeps {kept}")
         self.kept.remove(found)
-        return (await self.create_topic(name or found["name"], {"partitions": 2}, timeout_ms))[1]
+        return (await self.create_topic(name or found["name"], {"partitions": 2}, timeout_ms, None))[1]
 
     def level_document(self) -> Json:
         member = {"id": self.agent_id, "name": self.name, "status": "alive", "lowest": 1, "highest": 2,
@@ -350,7 +361,9 @@ class FakeBroker:
         if leader is None or not leader.local:
             raise not_leader(leader)
 
-    async def create_topic(self, name: str, body: Json | None, timeout_ms: int) -> tuple[bool, Json]:
+    async def create_topic(
+        self, name: str, body: Json | None, timeout_ms: int, key: str | None
+    ) -> tuple[bool, Json]:
         check_topic_name(name)
         self._raise_injected()
         self.last_timeout_ms = timeout_ms
@@ -361,8 +374,9 @@ class FakeBroker:
         if known is not None:
             if settings and known.settings["partitions"] != partitions:
                 raise ShoalError("topic-differs", f"{name} exists with other settings")
-            return False, await self.topic_document(name)
+            return key is not None and self.cluster.keys[name] == key, await self.topic_document(name)
         self.cluster.create(name, partitions)
+        self.cluster.keys[name] = key
         return True, await self.topic_document(name)
 
     async def change_topic(

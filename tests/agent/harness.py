@@ -15,7 +15,8 @@ from waiting import PATIENCE_S, until
 from shoal.agent.durable.identity import HardStateFile, ReplicaRegistry
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.fetch import FetchRequest
-from shoal.agent.host.host import Host, HostConfig
+from shoal.agent.host.config import HostConfig
+from shoal.agent.host.host import Host
 from shoal.agent.partition.opener import Stores
 from shoal.agent.partition.plan import Plan
 from shoal.agent.peers.links import LinkConfig, Links
@@ -116,9 +117,9 @@ class Node:
         self.running = asyncio.create_task(self.host.run())
 
     async def open(self, birth: Configuration, group: GroupId = GROUP, **options: Any) -> None:
-        """Open the group with the default schema."""
-        options = {"log_config": self.log_config} | options
-        await self.host.open_group(Plan(group, birth, DEFAULT_SCHEMA, **options))
+        """Open the group, unless another is given with the default schema."""
+        options = {"log_config": self.log_config, "schema": DEFAULT_SCHEMA} | options
+        await self.host.open_group(Plan(group, birth, **options))
 
     async def stop(self) -> None:
         """Without handing over: peers see a dead process."""
@@ -159,6 +160,8 @@ class Cluster:
             node.cluster = self
         self.birth = Configuration.birth(tuple(ids))
         self.alive: list[Node] = []
+        self.plan_options: dict[str, Any] = {}
+        """Of every plan, unless a node is started with others."""
         self._appends = 0
         self._looking: asyncio.Task[Node] | None = None
 
@@ -184,7 +187,7 @@ class Cluster:
         await node.start()
         self.alive.append(node)
         self._tell_addresses()
-        await node.open(self.birth, **options)
+        await node.open(self.birth, **self.plan_options | options)
 
     def _tell_addresses(self) -> None:
         urls = {node.agent_id: f"http://127.0.0.1:{node.port}" for node in self.nodes if node.port}
@@ -211,6 +214,10 @@ class Cluster:
 
     async def append(self, *values: str, **options: Any) -> Any:
         """Append at the leader, whoever that is, until it is acknowledged; once, however often that takes."""
+        return await self.append_message(message(*values), **options)
+
+    async def append_message(self, batch: Message, **options: Any) -> Any:
+        """The same with a batch of the topic's own columns."""
         epoch, number = divmod(self._appends, PRODUCERS)
         self._appends += 1
         once = ProducerStamp(producer_id_from_text(f"harness {number}"), epoch, 0)
@@ -219,7 +226,7 @@ class Cluster:
             while True:
                 node = await self.leader()
                 try:
-                    return await node.host.append(GROUP, Submission.of([message(*values)], **options))
+                    return await node.host.append(GROUP, Submission.of([batch], **options))
                 except ShoalError as error:
                     if not error.retriable:
                         raise

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import time
 from collections.abc import Callable
 
 from aiohttp import web
@@ -9,6 +12,9 @@ from aiohttp import web
 from shoal.agent.peers.links import Links
 from shoal.agent.peers.terms import HEADER
 from shoal.errors import ShoalError
+
+FREED_SECONDS = 60.0
+"""Whoever comes back to its port may find it taken: the kernel gives free ones to connections of anybody."""
 
 
 async def serve_links(
@@ -29,5 +35,13 @@ async def serve_links(
     app.router.add_get("/v1/peer", accept)
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    return runner
+    deadline = time.monotonic() + FREED_SECONDS
+    while True:
+        try:
+            await web.TCPSite(runner, "127.0.0.1", port).start()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.05)
+        else:
+            return runner

@@ -55,7 +55,7 @@ class SimulatedAgent:
             peers=self,
             watch=Watch(f"boot-{name}"),
             rng=random.Random(cluster.rng.getrandbits(32)),
-            claims=lambda: list(self.held.values()),
+            held=lambda: list(self.held),
             claim=lambda group: self.held.get(group),
             touched=lambda: list(self.held),
         )

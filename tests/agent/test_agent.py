@@ -243,17 +243,15 @@ async def test_a_leadership_change_reaches_everybody(agents: Agents) -> None:
 
     found: list[str] = []
 
-    async def led() -> bool:
+    async def moved() -> bool:
+        """What is told of leaders may be old on a busy machine: whoever is told of leads no more then."""
         found[:] = [leader for leader in await leaders(cluster[0], "t") if leader is not None]
-        return bool(found)
+        told = [running.agent.host for running in cluster if running.agent.agent_id in found]
+        return bool(told) and told[0] is not None and await told[0].transfer_all(30_000) >= 1
 
-    await eventually(led)
+    await eventually(moved)
     leader_id = found[0]
-    leader = next(running for running in cluster if running.agent.agent_id == leader_id)
     observer = next(running for running in cluster if running.agent.agent_id != leader_id)
-    assert leader.agent.host is not None
-    moved = await leader.agent.host.transfer_all(30_000)
-    assert moved >= 1
 
     async def seen() -> bool:
         return (await leaders(observer, "t"))[0] not in (leader_id, None)

@@ -16,6 +16,9 @@ from tests.agent.harness import message
 
 PARTS = (
     interface.Records,
+    interface.ConsumerGroups,
+    interface.Deliveries,
+    interface.GroupPartitions,
     interface.Leaders,
     interface.Topics,
     interface.Members,

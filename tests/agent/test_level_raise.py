@@ -11,6 +11,7 @@ import pytest
 from shoal.agent import levels
 from shoal.agent.levels import BEFORE_LEVELS, FIRST_LEVEL, Level, LevelRange
 from shoal.agent.process.errors import StartError
+from shoal.agent.topics.cluster_file import newest_copy
 from tests.agent.agents import Agents, Running, agents_in, eventually
 
 FORMER = BEFORE_LEVELS
@@ -53,6 +54,13 @@ async def is_raised(running: Running, to: int) -> bool:
     return (await raised(running, to))[0] == 200
 
 
+async def is_refused_for(running: Running, reason: str) -> bool:
+    """False while the catalog's leader has not heard yet what the others understand now."""
+    status, refusal = await raised(running, 2)
+    assert (status, refusal["code"]) == (409, "level-refused")
+    return reason in refusal["detail"]
+
+
 async def three(agents: Agents, understood: LevelRange, **flags: object) -> list[Running]:
     """A cluster of three with a topic, of one version."""
     made = await agents.cluster(3, levels=understood, **flags)
@@ -89,16 +97,14 @@ async def test_a_rolling_upgrade_raises_the_level_once_all_have_come_and_no_way_
     one, two, three_ = await three(agents, FORMER)
     one = await again(agents, one, PRESENT, [two, three_])
     two = await again(agents, two, PRESENT, [one, three_])
-    status, refusal = await raised(one, 2)
-    assert (status, refusal["code"]) == (409, "level-refused")
-    assert "a2 understands 1; upgrade them" in refusal["detail"]
+    await eventually(lambda: is_refused_for(one, "level 2: a2 understands 1; upgrade them"))
     one = await again(agents, one, FORMER, [two, three_])
     assert await level(one) == 1
     one = await again(agents, one, PRESENT, [two, three_])
     three_ = await again(agents, three_, PRESENT, [one, two])
     for running in (one, two, three_):
         await eventually(lambda running=running: is_at(running, 2))
-    status, document = await one.call("GET", "/v1/cluster/level")
+    _, document = await one.call("GET", "/v1/cluster/level")
     assert [(item["name"], item["lowest"], item["highest"]) for item in document["members"]] == sorted(
         [("a0", 1, 2), ("a1", 1, 2), ("a2", 1, 2)], key=lambda item: ids(one, two, three_)[item[0]]
     )
@@ -230,3 +236,39 @@ async def test_a_level_that_is_none_is_refused(agents: Agents, body: object) -> 
     status, refusal = await first.call("POST", "/v1/cluster/level", body)
     assert (status, refusal["code"]) == (400, "bad-request")
     assert await level(first) == 1
+
+
+async def test_a_recovery_by_force_where_the_rise_was_not_heard_of_keeps_the_level(agents: Agents) -> None:
+    """The survivor was away when the level rose, by hand, and all who made it rise are gone. Another agent
+    has lived at the higher level: its directory may hold what the former version does not understand."""
+    one, two, survivor = await three(agents, PRESENT, hold_level=True)
+    flags: dict[str, Any] = {"levels": PRESENT, "expect": 3, "hold_level": True}
+    join = [await one.gossip_address()]
+    other = await agents.start("a3", join=join, **flags).until_ready()
+    await survivor.crash()
+    await eventually(lambda: is_raised(one, 2))
+    await eventually(lambda: has_stored(other, 2))
+    for running in (other, one, two):
+        await running.crash()
+    survivor = agents.start("a2", **flags)
+    join = [await survivor.gossip_address()]
+    await eventually(lambda: recovers_catalog(survivor))
+    await survivor.until_ready()
+    other = await agents.start("a3", join=join, **flags).until_ready()
+    for running in (survivor, other):
+        await eventually(lambda running=running: is_at(running, 2))
+    await other.crash()
+    assert "the cluster is at level 2, and the agent understands 1" in await refused(
+        agents, "a3", FORMER, survivor
+    )
+
+
+async def has_stored(running: Running, wanted: int) -> bool:
+    record = newest_copy([path.read_bytes() for path in data_files(running)])
+    return record is not None and record.level == wanted
+
+
+async def recovers_catalog(running: Running) -> bool:
+    """False while it is refused: its log is still being opened."""
+    body = {"topic": "_catalog", "partition": 0, "accept_data_loss": True}
+    return (await running.call("POST", "/v1/agent/recover", body))[0] == 200

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from shoal.addresses import HOST_NAME_CHARACTERS_MAX
 from shoal.agent import levels
 from shoal.agent.config import MAX_NAME_CHARACTERS
+from shoal.agent.groups.settings import GroupSettings
 from shoal.agent.levels import (
     ADDITIONS,
     BEFORE_LEVELS,
@@ -29,10 +30,11 @@ from shoal.agent.levels import (
     refusal,
 )
 from shoal.agent.members.tags import TAG_HOST, TAGS, check_length
-from shoal.agent.partition.state import log_state
+from shoal.agent.partition.state import checkpoint
 from shoal.agent.peers.frames import FrameType
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.process.errors import StartError
+from shoal.agent.receive import GroupKey
 from shoal.agent.topics.catalog import (
     AlterTopic,
     BeginEpoch,
@@ -51,12 +53,13 @@ from shoal.agent.topics.catalog import (
 )
 from shoal.agent.topics.catalog_codec import encode_command, level_of_command
 from shoal.agent.topics.entries import PartitionBirth
-from shoal.agent.topics.settings import TopicSettings
+from shoal.agent.topics.groups_catalog import MAC_BYTES, ChangeGroup, CreateGroup, DeleteGroup, GroupEntry
+from shoal.agent.topics.settings import LATER_SETTINGS, TopicSettings
 from shoal.format.batch import Kind
 from shoal.format.hash_ranges import hash_ranges
 from shoal.membership.wire.serf import encode_tags
 
-UNWRITTEN_KINDS = {"GROUP_STATE", "SEAL"}
+UNWRITTEN_KINDS = {"SEAL"}
 """Numbers that are reserved. Who writes one first gives it a level."""
 ID = b"i" * 16
 levels_1_to_9 = st.integers(1, 9).map(Level)
@@ -76,6 +79,10 @@ def commands() -> Iterator[Command]:
     yield ConfirmBirths((Births(ID, 0, 1),))
     yield RepeatBirths(ID, (Rebirth(0, 1, ("a" * 32,)),))
     yield RaiseLevel(Level(2))
+    group = GroupEntry("g", GroupKey(ID), bytes(MAC_BYTES), GroupSettings())
+    yield CreateGroup(ID, group)
+    yield ChangeGroup(ID, group.key, group.settings, GroupSettings(paused=True))
+    yield DeleteGroup(ID, group.key)
 
 
 def listed(kind: AdditionKind) -> set[str]:
@@ -91,12 +98,12 @@ def test_everything_that_is_written_or_sent_stands_in_a_level() -> None:
     """And nothing else does."""
     operations = {json.loads(encode_command(command))["op"] for command in commands()}
     assert listed(AdditionKind.CATALOG_COMMAND) == operations
-    assert listed(AdditionKind.TOPIC_SETTING) == set(TopicSettings().to_document())
+    assert listed(AdditionKind.TOPIC_SETTING) == {*TopicSettings().to_catalog(), *LATER_SETTINGS}
     assert listed(AdditionKind.ENTRY_KIND) == {kind.name for kind in Kind} - UNWRITTEN_KINDS
     assert listed(AdditionKind.LINK_FRAME) == {frame.name for frame in FrameType}
     assert listed(AdditionKind.LINK_MESSAGE) == {message.name for message in PeerMessage}
     assert listed(AdditionKind.GOSSIP_TAG) == TAGS
-    versions = range(1, log_state.CHECKPOINT_VERSION + 1)
+    versions = range(1, checkpoint.CHECKPOINT_VERSION + 1)
     assert listed(AdditionKind.CHECKPOINT) == {str(version) for version in versions}
 
 
@@ -109,8 +116,19 @@ def test_a_command_says_the_level_of_its_line_in_the_list() -> None:
         assert document["v"] == level_of_command(command) == of[document["op"]]
 
 
-GUARDED = {AdditionKind.CATALOG_COMMAND, AdditionKind.TOPIC_SETTING, AdditionKind.GOSSIP_TAG}
-"""CatalogService.propose() refuses commands above the cluster's level. Unknown tags are passed over."""
+GUARDED = {
+    AdditionKind.CATALOG_COMMAND,
+    AdditionKind.TOPIC_SETTING,
+    AdditionKind.GOSSIP_TAG,
+    AdditionKind.ENTRY_KIND,
+    AdditionKind.CHECKPOINT,
+    AdditionKind.LINK_MESSAGE,
+}
+"""CatalogService.propose() refuses commands above the cluster's level. Unknown tags are passed over. Entries
+and checkpoints of groups: test_a_group_begins_only_at_its_level, and
+test_the_third_version_is_written_only_where_there_are_groups. Views are asked for by replicas of topics that
+have them, which are of this level: test_only_a_topic_with_a_view_asks_for_runs. Letters: of messages of
+groups alone."""
 
 
 def test_nothing_stands_above_the_first_level_without_a_guard() -> None:

@@ -14,6 +14,7 @@ import pytest
 from agents import Agents, agents_in, eventually
 
 from shoal.agent.cli.main import main
+from shoal.agent.cli.terminal.completion import complete_topic
 from shoal.agent.members import own_address
 from shoal.agent.process.errors import StartError
 from shoal.agent.process.ports import PortError
@@ -37,7 +38,7 @@ async def test_a_chosen_port_stands_where_a_script_reads_it(agents: Agents, tmp_
     assert told == {
         "url": f"http://127.0.0.1:{port}",
         "http_port": port,
-        "http_socket": "http.sock",
+        "http_socket": str(tmp_path / "http.sock"),
         "gossip_port": running.agent.pool.membership.port,
         "pid": os.getpid(),
     }
@@ -50,7 +51,7 @@ async def test_a_chosen_port_stands_where_a_script_reads_it(agents: Agents, tmp_
 
 
 async def test_an_agent_is_used_by_the_path_of_its_socket(
-    agents: Agents, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    agents: Agents, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By commands and clients, small records and large answers; it is for the agent's user and group."""
     await agents.alone("a", http_socket="http.sock")
@@ -65,6 +66,8 @@ async def test_an_agent_is_used_by_the_path_of_its_socket(
         await client.flush()
         read = [found.batch["value"].to_pylist() async for found in client.consume("t")]
     assert [value for some in read for value in some] == values
+    monkeypatch.setenv("SHOAL_AGENT", f"unix://{path}")
+    assert await asyncio.to_thread(complete_topic, None, "") == ["t"]
     reader, writer = await asyncio.open_unix_connection(str(path))
     writer.write(b"GET /v1/topics/t/partitions/0/records HTTP/1.1\r\nHost: evil.example\r\n\r\n")
     assert b" 403 " in await reader.readline()

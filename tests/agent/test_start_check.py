@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import socket
@@ -62,6 +63,27 @@ async def test_a_new_directory_would_be_made_and_is_not(tmp_path: pathlib.Path) 
     assert all(is_good for is_good, _ in found.values()), found
     assert "would be made" in found["directory"][1]
     assert state(tmp_path) == before
+
+
+async def test_a_cluster_that_nobody_named_is_the_directorys(tmp_path: pathlib.Path) -> None:
+    """The default is not shown as if it counted."""
+    await made(tmp_path / "data")
+    unnamed = AgentConfig.from_sources({"data": str(tmp_path / "data"), "http_port": 0, "gossip_port": 0})
+    found = await findings(unnamed)
+    assert found["configuration"] == (True, "bind 127.0.0.1, cluster shoal unless the directory has one")
+    assert found["directory"][1].endswith("agent cod of cluster fish")
+    named = await findings(dataclasses.replace(unnamed, cluster="fish", cluster_is_explicit=True))
+    assert named["configuration"] == (True, "bind 127.0.0.1, cluster fish")
+
+
+async def test_a_key_that_cannot_be_read_is_found_without_a_directory_too(tmp_path: pathlib.Path) -> None:
+    """A first start would end there."""
+    path, key = tmp_path / "new", tmp_path / "gossip.key"
+    findings = await check_start(config(path, gossip_key=f"@{key}"))
+    (wrong,) = [finding for finding in findings if not finding.is_good]
+    assert wrong.what == "directory"
+    assert str(key) in wrong.found
+    assert not path.exists()
 
 
 async def test_an_agents_directory_is_read_and_left_as_it_is(tmp_path: pathlib.Path) -> None:

@@ -303,9 +303,8 @@ class Producer(Steady):
             }
         if self._agent is None or self._agent not in self._work.agents():
             self._agent = self._work.some_agent()
-        body = arrow_body(values) if self._arrow else {"records": [{"value": value} for value in values]}
         try:
-            answer = await self._connections.request(self._agent, "POST", path, body, headers)
+            answer = await self._connections.request(self._agent, "POST", path, self._body(values), headers)
         except NoAnswer as error:
             return ("info" if error.sent else "fail"), None
         if answer.status == 200:
@@ -313,6 +312,9 @@ class Producer(Steady):
             return "ok", run["base_offset"]
         self._work.refused(self.name, answer)
         return ("fail" if answer.definite else "info"), None
+
+    def _body(self, values: tuple[str, ...]) -> Any:
+        return arrow_body(values) if self._arrow else {"records": [{"value": value} for value in values]}
 
 
 class Reader(Steady):

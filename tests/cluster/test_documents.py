@@ -133,6 +133,34 @@ def test_the_client_page_works_as_it_stands(start_cluster: Callable[..., Any]) -
     assert lines[-1] == "b'from a coroutine'"
 
 
+def test_the_page_of_consumer_groups_works_as_it_stands(start_cluster: Callable[..., Any]) -> None:
+    """Every block of docs/groups.md, in order: the Python in one process, then the commands of curl, each of
+    which answers 2xx with JSON; the receive brings the message that the one before it has sent."""
+    url = start_cluster(1).agents[0].url
+    page = ROOT / "docs" / "groups.md"
+    text = program(page)
+    assert text.count(DEFAULT_AGENT) == 1
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", text.replace(DEFAULT_AGENT, url)],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.splitlines() == [
+        "0 {'number': 0} 1", "1 {'number': 1} 1", "2 {'number': 2} 1", "b'a last one'"
+    ]  # fmt: skip
+    answers = {}
+    for command in examples(page, "against one agent"):
+        status, body = run_curl(command, url)
+        assert 200 <= status < 300, (command, status, body)
+        answers[command] = json.loads(body)
+    assert len(answers) == 5
+    (received,) = [answer for command, answer in answers.items() if "/receive" in command]
+    assert [message["value"] for message in received["messages"]] == ["to: ann"]
+
+
 TUTORIAL_TIMEOUT_SECONDS = 240.0  # a minute where nothing else runs
 
 

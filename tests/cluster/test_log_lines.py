@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import pathlib
 import re
+import secrets
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import cluster as local
 import pytest
 from log_reader import documents, events, lines, told
-from real_agents import is_ready, leaders, run_shoal, wait_until
+from real_agents import is_ready, leaders, run_shoal, shoal_command, wait_until
 
 pytestmark = pytest.mark.slow
 PARTITIONS = 3  # with the catalog as many as a line names
+AGENT_OF_CLOCK = str(pathlib.Path(__file__).with_name("agent_of_clock.py"))
+AHEAD_S = 3_600
 LONG_ID = re.compile(r"\b[0-9a-f]{32}\b")
 
 
@@ -69,7 +74,8 @@ def test_survivors_tell_what_happened_to_an_agent_and_its_partitions(
         lambda: any(lines(survivor, "fully replicated again: ") for survivor in survivors),
         "replicas are told to be back",
     )
-    assert "active" in told(victim, "recovered ")[-1]
+    assert told(victim, "recovered the catalog: ")[0].startswith("recovered the catalog: active; topics: ")
+    assert "active" in told(victim, f"recovered {PARTITIONS} replicas: ")[-1]
 
     wait_until(lambda: is_ready(survivors[0].url, 3), "all are there again")
     for lost in (victim, survivors[1]):
@@ -83,3 +89,34 @@ def test_survivors_tell_what_happened_to_an_agent_and_its_partitions(
         assert LONG_ID.search(said) is None, LONG_ID.search(said)
         assert "Traceback" not in said
         assert len(documents(survivor)) < 300, "a bounded number of lines"
+
+
+@pytest.fixture
+def wrong_clock(tmp_path: pathlib.Path) -> Iterator[Any]:
+    """Three agents; the first one's machine has a clock that is ahead."""
+    agents = local.LocalCluster(tmp_path)
+    agents.install(local.NAMES[0], [sys.executable, AGENT_OF_CLOCK, str(AHEAD_S)], {})
+    try:
+        agents.start(shoal_command(), f"test-{secrets.token_hex(4)}", local.NAMES)
+        wait_until(lambda: all(is_ready(one.url, 3) for one in agents.agents), "the agents are ready")
+        yield agents
+    finally:
+        agents.stop()
+
+
+def test_a_wrong_clock_is_told_of_by_all_and_leaving_is_no_failure(wrong_clock: Any) -> None:
+    """The agent on it says what the machine is to be told; the others name it, as when it leaves and is
+    back."""
+    leaver, *others = wrong_clock.agents
+    name = leaver.name
+    assert f" by {AHEAD_S} s. " in told(leaver, "clock skew: this machine's clock ")[0]
+    for other in others:
+        told(other, f"clock skew: the clock of {name} differs by {AHEAD_S} s; set it")
+    leaver.signal(signal.SIGTERM)
+    wait_until(lambda: not leaver.is_alive(), "it has left")
+    wrong_clock.restart(leaver)
+    for other in others:
+        assert told(other, "agent is back: ") == [f"agent is back: {name}"]
+        assert lines(other, "agent left: ") == [f"agent left: {name}"]
+        assert lines(other, "agent failed: ") == []
+        assert [line["members"] for line in events(other, "clock-skew")] == [[name]]

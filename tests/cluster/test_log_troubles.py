@@ -67,10 +67,13 @@ def test_a_survivors_log_tells_of_killed_and_starved_peers_and_of_its_full_disk(
     assert made.returncode == 0, made.stderr
     wait_until(lambda: len(leaders(url, "orders")) == 3, "every partition is led")
 
+    wait_until(lambda: starved.url in leaders(url, "orders").values(), "the one to starve leads too")
     starved.signal(signal.SIGSTOP)
+    told(survivor, "agent does not answer and may have failed: ", what=starved.name)
     told(survivor, f"agent failed: {starved.name}")
     starved.signal(signal.SIGCONT)
     told(survivor, "agent is back: ", what=starved.name)
+    told(starved, "leadership lost: ", what="orders/")
     wait_until(lambda: len(leaders(url, "orders")) == 3, "every partition is led again")
 
     if not REASON:

@@ -12,6 +12,7 @@ from typing import Any
 
 import cluster as local
 import pytest
+from log_reader import events
 from real_agents import leaders, run_shoal, wait_until
 
 pytestmark = pytest.mark.slow
@@ -89,8 +90,11 @@ def mend(agents: Any, victim: Any, topic_id: str, everything: list[int]) -> None
     wait_until(lambda: numbers_at(victim.url, TOPIC, end[0]) == end, "its end is mended")
     wait_until(lambda: numbers_at(victim.url, TOPIC, 0) == everything, "what a read meets is mended")
     assert damaged(victim.url) == []
-    said = pathlib.Path(victim.log)
-    wait_until(lambda: "damage repaired" in said.read_text(), "its log says so")
+    wait_until(lambda: events(victim, "damage-repaired"), "its log says so")
+    for event, level in (("damage-found", "error"), ("damage-repaired", "warning")):
+        for line in events(victim, event):
+            assert (line["level"], line["topic"], line["partition"]) == (level, TOPIC, 0)
+    assert events(victim, "damage-found")
 
 
 def destroy(agents: Any, *victims: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import pathlib
 import secrets
@@ -9,12 +11,18 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 from log_reader import events
-from real_agents import shoal_command, wait_until
+from real_agents import is_ready, shoal_command, wait_until
+
+from shoal.agent.config import AgentConfig
+from shoal.agent.process.config_source import ConfigSource
+from shoal.agent.process.supervisor import variables_for
 
 pytestmark = pytest.mark.slow
 WATCHDOG_USEC = 3_000_000
@@ -27,6 +35,7 @@ class Managed(NamedTuple):
     file: pathlib.Path
     log: str
     heard: list[str]
+    heard_at: list[float]
     name: str
 
     def told(self, event: str, count: int = 1) -> dict[str, Any]:
@@ -35,16 +44,22 @@ class Managed(NamedTuple):
         return events(self, event)[-1]
 
 
-def listen(manager: socket.socket, heard: list[str]) -> None:
-    """Until it is shut down."""
+def agents_of(managed: Managed) -> list[psutil.Process]:
+    """The processes of `cores`, the first one first."""
+    return sorted(psutil.Process(managed.process.pid).children(), key=lambda child: child.pid)
+
+
+def listen(manager: socket.socket, heard: list[str], heard_at: list[float]) -> None:
+    """Until it is shut down. Times are those of the monotonic clock, in seconds."""
     while message := manager.recv(4_096):
+        heard_at.append(time.monotonic())
         heard.append(message.decode())
 
 
 @pytest.fixture(params=["1", "2"])
 def agent(tmp_path: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[Managed]:
     """Alone, or two of one command; with all settings in its file."""
-    file, log, heard = tmp_path / "shoal.toml", tmp_path / "agent.log", list[str]()
+    file, log, heard, heard_at = tmp_path / "shoal.toml", tmp_path / "agent.log", list[str](), list[float]()
     cluster = f"test-{secrets.token_hex(4)}"
     file.write_text(
         f"data = '{tmp_path}/data'\ncluster = '{cluster}'\nname = 'cod'\ncores = {request.param}\n"
@@ -55,7 +70,7 @@ def agent(tmp_path: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[Ma
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, open(log, "wb") as output:
         manager.bind(f"\0{address}")
-        reader = threading.Thread(target=listen, args=(manager, heard))
+        reader = threading.Thread(target=listen, args=(manager, heard, heard_at))
         reader.start()
         process = subprocess.Popen(
             [shoal_command(), "agent", "--config", str(file)],
@@ -65,7 +80,7 @@ def agent(tmp_path: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[Ma
             env=environment | variables,
         )
         try:
-            yield Managed(process, file, str(log), heard, "cod")
+            yield Managed(process, file, str(log), heard, heard_at, "cod")
         finally:
             process.kill()
             process.wait()
@@ -85,8 +100,11 @@ def test_a_manager_hears_of_the_agent_and_a_reload_changes_what_it_may(agent: Ma
     agent.file.write_text(good.replace("'info'", "'debug'") + "replace_after = '1h'\nweight = 3\n")
     agent.process.send_signal(signal.SIGHUP)
     told = agent.told("reloaded", 1 if cores == 1 else 1 + cores)["message"]
-    assert "log_level info -> debug, replace_after 300000 -> 3600000" in told
+    assert "log_level info -> debug, replace_after 5m -> 1h" in told
     assert agent.told("reload-needs-restart")["message"].endswith("restart: weight")
+    wait_until(lambda: agent.heard.count("READY=1") == 1, "the manager hears that it is ready again")
+    said = [text for text in agent.heard if "RELOADING=1" in text or text == "READY=1"]
+    assert [text.split("\n")[0] for text in said] == ["RELOADING=1", "READY=1"]
 
     agent.file.write_text(good.replace("'info'", "'loud'"))
     agent.process.send_signal(signal.SIGHUP)
@@ -98,6 +116,105 @@ def test_a_manager_hears_of_the_agent_and_a_reload_changes_what_it_may(agent: Ma
     agent.process.send_signal(signal.SIGTERM)
     assert agent.process.wait(60) == 0
     assert "STOPPING=1" in agent.heard
+
+
+@pytest.mark.parametrize("agent", ["2"], indirect=True)
+def test_a_signal_to_agents_that_still_start_waits_until_they_listen_to_it(agent: Managed) -> None:
+    """SIGHUP ends a process that has no handler yet."""
+    wait_until(lambda: len(agents_of(agent)) == 2, "the agents are started")
+    assert agent.heard == []
+    agent.file.write_text(agent.file.read_text().replace("'info'", "'debug'"))
+    agent.process.send_signal(signal.SIGHUP)
+    agent.told("ready", 2)
+    agent.told("reloaded", 3)
+    agent.process.send_signal(signal.SIGTERM)
+    assert agent.process.wait(60) == 0
+
+
+@pytest.mark.parametrize("agent", ["2"], indirect=True)
+def test_one_of_several_agents_that_hangs_lets_the_manager_wait(agent: Managed) -> None:
+    """The first process turns all the same, and answers for all of them."""
+    wait_until(lambda: agent.heard.count("WATCHDOG=1") >= 2, "the watchdog is fed")
+    assert agent.heard[0] == "READY=1\nSTATUS=2 agents listen"
+    hanging = agents_of(agent)[1]
+    hanging.suspend()
+    try:
+        silent = WATCHDOG_USEC / 1e6
+        wait_until(lambda: time.monotonic() - agent.heard_at[-1] > silent, "the manager hears nothing")
+    finally:
+        hanging.resume()
+    count = len(agent.heard)
+    wait_until(lambda: len(agent.heard) >= count + 2, "it is fed again")
+    assert set(agent.heard[1:]) == {"WATCHDOG=1"}
+
+
+@pytest.mark.parametrize("agent", ["2"], indirect=True)
+def test_agents_that_still_start_end_in_order(agent: Managed) -> None:
+    """SIGTERM is no failure, however early."""
+    wait_until(lambda: len(agents_of(agent)) == 2, "the agents are started")
+    agent.process.send_signal(signal.SIGTERM)
+    assert agent.process.wait(60) == 0
+
+
+@pytest.mark.parametrize("agent", ["2"], indirect=True)
+@pytest.mark.parametrize("is_early", [True, False])
+def test_agents_end_with_a_first_process_that_was_killed(agent: Managed, is_early: bool) -> None:
+    """It passes no signal on any more, and nobody else would end them."""
+    wait_until(lambda: len(agents_of(agent)) == 2, "the agents are started")
+    running = agents_of(agent)
+    if not is_early:
+        agent.told("ready", 2)
+    agent.process.kill()
+    agent.process.wait()
+    wait_until(lambda: not any(map(is_at_work, running)), "the agents end too")
+
+
+def is_at_work(process: psutil.Process) -> bool:
+    """Nobody may have asked how it ended."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_several_agents_follow_a_configuration_that_comes_through_a_pipe(tmp_path: pathlib.Path) -> None:
+    """It says everything once, to the first process."""
+    path = tmp_path / "shoal.toml"
+    os.mkfifo(path)
+    config = AgentConfig(data="d", cores=2, weight=7)
+    variables = variables_for(config, ConfigSource({}, {}, str(path)))
+    assert "SHOAL_CONFIG" not in variables
+    assert AgentConfig.from_sources({}, variables, {}) == config
+    path.unlink()
+    path.write_text("weight = 7")
+    variables = variables_for(config, ConfigSource({}, {}, str(path)))
+    assert variables["SHOAL_CONFIG"] == str(path)
+    assert "SHOAL_LOG_LEVEL" not in variables
+
+
+def test_an_agent_whose_log_nobody_reads_serves_and_ends(tmp_path: pathlib.Path) -> None:
+    """Its standard error is a pipe, and full."""
+    reader, writer = os.pipe()
+    filler = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(filler, b"x" * 4_096)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
+    command = [shoal_command(), "agent", "--data", "data", "--cluster", f"test-{secrets.token_hex(4)}"]
+    process = subprocess.Popen(
+        [*command, "--http-port", "0", "--gossip-port", "0"], stderr=writer, cwd=tmp_path, env=environment
+    )
+    try:
+        endpoints = tmp_path / "data" / "endpoints.json"
+        url = wait_until(lambda: json.loads(endpoints.read_text())["url"], "the agent listens")
+        wait_until(lambda: is_ready(url, 1), "it serves")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        for descriptor in (reader, writer, filler):
+            os.close(descriptor)
 
 
 def test_an_agent_without_a_file_ends_with_its_terminal(start_cluster: Callable[..., Any]) -> None:

@@ -23,6 +23,7 @@ USERS = (
     *(DOCS / name for name in ("tutorial.md", "concepts.md", "configuration.md", "glossary.md", "cli.md")),
     *(DOCS / name for name in ("compare.md", "performance.md", "http.md", "clients.md", "spark.md")),
     DOCS / "formats.md",
+    DOCS / "groups.md",
     *sorted((DOCS / "operations").glob("*.md")),
 )
 NOTES = sorted(path for path in (ROOT / "lab").glob("*.md") if path.name != "README.md")

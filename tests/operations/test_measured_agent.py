@@ -8,35 +8,70 @@ from pathlib import Path
 
 from rooms import ROOT
 
-UNCOUNTED = """
+SWITCHED = """
+import os, pathlib, signal, sys
 import measured_agent
 from shoal.agent.metrics.histogram import Histogram
 from shoal.agent.metrics.measures import HttpMeasures
 
-measured_agent.count_nothing()
 histogram, measures = Histogram(), HttpMeasures()
-histogram.observe(1)
-measures.answered("produce", 200)
-measures.appended(("produce", 200), 1)
-print(histogram.count, measures.append.count, len(measures.requests))
+measured_agent.switch_counting(sys.argv[1])
+for _ in range(3):
+    histogram.observe(1)
+    measures.answered("produce", 200)
+    measures.appended(measures.requests["produce", 201], 1)
+    answers = sum(item.count for item in measures.requests.values())
+    print(histogram.count, measures.append.count, answers)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    print(pathlib.Path(sys.argv[1]).read_text())
 """
 HELD = """
-import asyncio, os, pathlib, signal, sys, time
+import asyncio, gc, os, pathlib, signal, sys, time
+import holds
 import measured_agent
 from shoal.agent.process import event_loop
 
+path = pathlib.Path(sys.argv[1])
 measured_agent.tell_holds(sys.argv[1])
 
-async def main():
+async def told(asked):
     await asyncio.sleep(0)
-    time.sleep(0.05)
+    path.unlink(missing_ok=True)
+    os.kill(os.getpid(), asked)
+    while not path.exists():
+        await asyncio.sleep(0.001)
     await asyncio.sleep(0)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    await asyncio.sleep(0)
-    print(int(pathlib.Path(sys.argv[1]).read_text()) >= 50_000_000)
+    return holds.Holds.parse(path.read_text())
 
+async def main():
+    await told(signal.SIGUSR1)
+    time.sleep(0.05)
+    slept = (await told(signal.SIGUSR1)).longest
+    print("slept", slept.held_ns - slept.queued_ns >= 50_000_000 > slept.processor_ns)
+    kept = [[] for _ in range(500_000)]
+    gc.collect()
+    collected = (await told(signal.SIGUSR1)).longest
+    print("collected", 1_000_000 < collected.collector_ns <= collected.held_ns)
+    worked = await told(signal.SIGUSR2)
+    print("worked", holds.PIECE_NS <= worked.callbacks["Teller._work"].processor_ns)
+    await told(signal.SIGUSR1)
+    end_ns = time.thread_time_ns() + 200_000_000
+    while time.thread_time_ns() < end_ns:
+        pass
+    shared = await told(signal.SIGUSR1)
+    print("shared", shared.longest.queued_ns >= 50_000_000)
+    print("mine", shared.callbacks["main"].processor_ns >= 200_000_000)
+
+os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+measured = os.getpid()
+if (other := os.fork()) == 0:
+    while os.getppid() == measured:
+        pass
+    os._exit(0)
 with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
     runner.run(main())
+os.kill(other, signal.SIGKILL)
+os.waitpid(other, 0)
 """
 
 
@@ -48,11 +83,17 @@ def said(program: str, *arguments: str) -> list[str]:
     return found.stdout.split()
 
 
-def test_uncounted_means_that_nothing_is_counted() -> None:
-    """And that all it replaces still exists under these names."""
-    assert said(UNCOUNTED) == ["0", "0", "0"]
+def test_counting_ends_and_begins_again(tmp_path: Path) -> None:
+    """And all it replaces still exists under these names."""
+    found = said(SWITCHED, str(tmp_path / "says"))
+    assert found[:4] == ["1", "1", "2", "uncounted"]
+    assert found[4:8] == ["1", "1", "2", "counted"]
+    assert found[8:] == ["2", "2", "4", "uncounted"]
 
 
 def test_a_hold_is_told(tmp_path: Path) -> None:
-    """The longest since it was last asked for."""
-    assert said(HELD, str(tmp_path / "holds")) == ["True"]
+    """The longest since it was last asked for, and where its time went: asleep, in the collector, at work, or
+    waiting for a processor that another process has half of the time; and whose callback it was."""
+    assert said(HELD, str(tmp_path / "holds")) == [
+        "slept", "True", "collected", "True", "worked", "True", "shared", "True", "mine", "True"
+    ]  # fmt: skip

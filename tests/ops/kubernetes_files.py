@@ -50,6 +50,7 @@ CONTAINER: Shape = {
 }
 POD: Shape = {
     "automountServiceAccountToken": bool,
+    "enableServiceLinks": bool,
     "terminationGracePeriodSeconds": int,
     "securityContext": {
         "runAsNonRoot": bool,
@@ -93,7 +94,10 @@ SPECS: dict[tuple[str, str], Shape] = {
         "podSelector!": SELECTOR,
         "policyTypes!": [str],
         "ingress!": [
-            {"from!": [{"podSelector!": SELECTOR}], "ports!": [{"port!": str, "protocol": {"TCP", "UDP"}}]}
+            {
+                "from!": [{"namespaceSelector": {"matchLabels": TEXTS}, "podSelector!": SELECTOR}],
+                "ports!": [{"port!": str, "protocol": {"TCP", "UDP"}}],
+            }
         ],
     },
 }

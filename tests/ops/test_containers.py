@@ -17,6 +17,7 @@ import yaml
 from shoal import __version__
 from shoal.agent.cli.main import app
 from shoal.agent.config import AgentConfig
+from shoal.agent.http.admission.origin import HostPolicy
 from tests.ops.found_tools import ENGINE
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -110,7 +111,8 @@ def test_compose_names_versions_files_and_volumes_that_are_there() -> None:
 
 
 def test_compose_agents_are_one_cluster() -> None:
-    """Their commands make configurations; they have each other's addresses, and failure domains apart."""
+    """Their commands make configurations; they have each other's names, which are those of the services, and
+    failure domains apart. No address is written down: a service may have another one after each start."""
     services = compose()["services"]
     command = typer.main.get_command(app).commands["agent"]  # type: ignore[attr-defined]
     configs = []
@@ -122,9 +124,13 @@ def test_compose_agents_are_one_cluster() -> None:
             key: value for key, value in context.params.items() if value and key not in ("config", "check")
         }
         config = AgentConfig.from_sources({**given, "data": "/var/lib/shoal"})
-        assert config.name == name
-        assert services[name]["networks"]["pool"]["ipv4_address"] == config.advertise
+        assert config.name == config.advertise == name
+        HostPolicy(f"http://{config.advertise}:7070").check(
+            f"{name}:7070", None
+        )  # raises for a name not its own
         configs.append(config)
+    written = set(re.findall(r"\d+\.\d+\.\d+\.\d+", (OPS / "compose.yml").read_text()))
+    assert written == {"0.0.0.0", "127.0.0.1"}
     addresses = {(config.advertise, 7946) for config in configs}
     assert len(addresses) == 3
     assert all(set(config.seeds) == addresses and config.expect == 3 for config in configs)
@@ -135,9 +141,9 @@ def test_compose_agents_are_one_cluster() -> None:
 
 
 def test_prometheus_and_the_notebook_know_the_agents() -> None:
-    """By the addresses that compose gives them."""
+    """By the names of their services, which are those that they answer to."""
     services = compose()["services"]
-    urls = [f"http://{services[name]['networks']['pool']['ipv4_address']}:7070" for name in AGENTS]
+    urls = [f"http://{name}:7070" for name in AGENTS]
     assert services["notebook"]["environment"]["SHOAL_AGENT"].split(",") == urls
     scraped = yaml.safe_load((OPS / "prometheus.yml").read_text())
     (job,) = scraped["scrape_configs"]

@@ -97,6 +97,9 @@ def test_services_and_policies_choose_the_pods_and_their_ports() -> None:
     assert among["from"][0]["podSelector"]["matchLabels"] == labels
     assert {(port["port"], port.get("protocol", "TCP")) for port in among["ports"]} == set(ports)
     assert [port["port"] for port in from_clients["ports"]] == ["http"]
+    labelled = {"matchLabels": {"shoal-client": "true"}}
+    assert from_clients["from"] == [{"namespaceSelector": {}, "podSelector": labelled}]
+    assert among["from"] == [{"podSelector": {"matchLabels": labels}}], "agents are in one namespace"
 
 
 def test_the_pods_are_agents_that_find_each_other_by_name() -> None:
@@ -134,6 +137,7 @@ def test_a_pod_has_the_time_the_rights_and_the_volumes_that_an_agent_needs() -> 
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert container()["securityContext"]["readOnlyRootFilesystem"] is True
     assert container()["image"] == f"shoal:{__version__}"
+    assert pod["enableServiceLinks"] is False, "names of services would be variables, such as SHOAL_HTTP_PORT"
 
 
 def test_kustomize_takes_the_directory() -> None:

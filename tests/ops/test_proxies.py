@@ -93,7 +93,9 @@ def test_nginx_passes_on_what_an_agent_needs() -> None:
     assert seconds(location, "proxy_send_timeout") > longest_s
     (retried,) = (line for line, _ in location if line[0] == "proxy_next_upstream")
     assert "non_idempotent" not in retried
-    assert any(line[0] == "keepalive" for line, _ in below(http, "upstream", "shoal"))
+    upstream = [line[0] for line, _ in below(http, "upstream", "shoal")]
+    assert "keepalive" in upstream
+    assert "zone" in upstream, "workers share what they know of the agents"
     if (program := shutil.which("nginx")) is not None:
         done = subprocess.run(
             [program, "-t", "-c", str(OPS / "nginx.conf")],

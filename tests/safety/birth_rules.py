@@ -51,7 +51,7 @@ BIRTH_FAULTS: tuple[Fault, ...] = (
         4,
         "what has records goes with a birth that was given up",
         "agent/host/newborns.py",
-        "        if has_records or await holds_records(self._stores, group, DEFAULT_SCHEMA):\n",
+        "        if has_records or await holds_records(self._stores, group, schema):\n",
         "        if False:\n",
         (A + "host/test_newborns.py::test_what_has_records_is_never_given_up",),
     ),

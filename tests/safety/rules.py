@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from tests.safety.birth_rules import BIRTH_FAULTS
 from tests.safety.fault import A, Fault, R, S
+from tests.safety.group_rules import GROUP_FAULTS
 from tests.safety.time_rules import TIME_FAULTS
 
 __all__ = ["FAULTS", "NOT_BUILT", "Fault"]
@@ -196,6 +197,14 @@ FAULTS: tuple[Fault, ...] = (
         "        if len(self._voters) <= self._goal.count:\n            return None\n        if self._dead:\n",
         "        if self._dead:\n",
         (R + "placement/test_steps.py",),
+    ),
+    Fault(
+        5,
+        "voters change although too few of the new ones follow",
+        "replication/state/configuration_change.py",
+        "    if set(new.voters) != set(old.voters) and not has_majority(new.voters, following):\n",
+        "    if not following:\n",
+        (R + "roles/test_membership_change.py::test_no_voter_goes_while_too_few_of_the_others_follow",),
     ),
     Fault(
         5,
@@ -401,8 +410,8 @@ FAULTS: tuple[Fault, ...] = (
         11,
         "a file with unsynced writes is closed for want of room",
         "segment_store/log/writer.py",
-        "        if synced and self.active is not None and not self.active.soiled_end:\n",
-        "        if self.active is not None:\n",
+        "        if not self._files.config.fsync and self.synced_index < self.stored_index:\n",
+        "        if False:\n",
         (S + "disk/test_open_files.py::test_a_file_with_unsynced_bytes_stays_open",),
     ),
     Fault(
@@ -511,6 +520,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     *TIME_FAULTS,
     *BIRTH_FAULTS,
+    *GROUP_FAULTS,
     Fault(
         22,
         "a timeout is told as if nothing had happened",
@@ -606,8 +616,8 @@ FAULTS: tuple[Fault, ...] = (
         26,
         "deadlines come before input that has arrived",
         "agent/host/scheduler.py",
-        "            await self._let_input_in()\n",
-        "",
+        "                self._let_input_in(INPUT_ROUNDS_MAX)\n",
+        "                self._input_was_let_in(0, self.inputs)\n",
         (A + "host/test_scheduler.py::test_input_that_has_arrived_is_stepped_before_a_deadline",),
     ),
     Fault(
@@ -677,5 +687,5 @@ FAULTS: tuple[Fault, ...] = (
     ),
 )
 
-NOT_BUILT = {20: "tables are not compacted yet", 21: "there are no consumer groups yet"}
+NOT_BUILT = {20: "tables are not compacted yet"}
 """Rules about what the product does not have."""

@@ -67,8 +67,8 @@ TIME_FAULTS: tuple[Fault, ...] = (
         18,
         "a checkpoint forgets the producers",
         "agent/partition/state/log_state.py",
-        '            self.producers.to_bytes(),\n            b"",\n',
-        '            ProducerTable().to_bytes(),\n            b"",\n',
+        "            self.producers.to_bytes(),\n",
+        "            ProducerTable().to_bytes(),\n",
         (A + "partition/state/test_log_state.py::test_a_checkpoint_is_the_fold_of_the_log_before_it",),
     ),
     Fault(

@@ -1,11 +1,15 @@
-"""Lets the store's tests import their neighbours and the conformance suite, and says when the tests on FUSE
-cannot run."""
+"""Lets the store's tests import their neighbours and the conformance suite, gives them a disk with room, and
+says when the tests on FUSE cannot run."""
 
 import os
 import sys
 from pathlib import Path
 
 import pytest
+
+from shoal.segment_store.disk import system_calls
+
+DISK_BYTES = 2**40
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "conformance")]
 
@@ -16,6 +20,14 @@ def _why_no_fuse() -> str | None:
     except OSError as error:
         return f"/dev/fuse cannot be opened: {error.strerror}"
     return None
+
+
+@pytest.fixture(autouse=True)
+def disk_with_room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of it is free, however full the machine's is: a log keeps spare files only where there is room. A
+    test of another disk patches the same place. The tests of disks themselves ask the real one."""
+    if request.path.parent.name != "disk":
+        monkeypatch.setattr(system_calls, "free_bytes", lambda _: (DISK_BYTES // 2, DISK_BYTES))
 
 
 NO_FUSE = _why_no_fuse()

@@ -70,6 +70,7 @@ class FakeTopic:
     replication_factor: int = 3
     start: int = 0
     changes: int = 0
+    key: str | None = None  # of the request that made it
     settings: dict[str, Any] = field(
         default_factory=lambda: {
             "retention": {"age": None, "bytes": None},
@@ -137,6 +138,7 @@ class FakeCluster:
         self.ready = True
         self.gossip_is_open = False
         self.lags = [0] * count  # of each agent's replicas, as `describe` tells it
+        self.lose_next_creation = False  # make the topic, and break the connection before the answer
         self.lose_next_deletion = False  # delete the topic, and break the connection before the answer
         self.requests: list[str] = []
         self.slow_agents: dict[int, float] = {}  # how many seconds an agent takes for /livez
@@ -146,6 +148,7 @@ class FakeCluster:
         self.version = 1
         self.waiting = 0  # blocking queries
         self._changed = asyncio.Condition()
+        self.more_routes: list[Callable[[FakeAgent], list[web.RouteDef]]] = []
 
     async def __aenter__(self) -> Self:
         for agent in self.agents:
@@ -272,6 +275,8 @@ class FakeAgent:
                 web.get("/v1/topics/{topic}/partitions/{partition}/records", self._read),
             ]
         )
+        for more in self.cluster.more_routes:
+            app.add_routes(more(self))
         self._runner = web.AppRunner(app, shutdown_timeout=0.01, access_log=None, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port)
@@ -297,16 +302,20 @@ class FakeAgent:
         except ShoalError as error:
             body = json.dumps(error.to_problem())
             return web.Response(status=error.status, text=body, content_type="application/problem+json")
+        except web.HTTPNotFound:
+            error = ShoalError("unknown-route", f"nothing is served at {request.path!r}")
+            body = json.dumps(error.to_problem())
+            return web.Response(status=error.status, text=body, content_type="application/problem+json")
         return response
 
-    def _topic(self, request: web.Request) -> FakeTopic:
+    def topic_of(self, request: web.Request) -> FakeTopic:
         name = request.match_info["topic"]
         if name not in self.cluster.topics:
             raise ShoalError("unknown-topic", f"there is no topic {name!r}")
         return self.cluster.topics[name]
 
-    def _led(self, request: web.Request) -> tuple[FakeTopic, FakePartition]:
-        topic = self._topic(request)
+    def led(self, request: web.Request) -> tuple[FakeTopic, FakePartition]:
+        topic = self.topic_of(request)
         number = int(request.match_info["partition"])
         if number >= len(topic.partitions):
             raise ShoalError("unknown-partition", f"{topic.name} has no partition {number}")
@@ -422,7 +431,15 @@ class FakeAgent:
         topic = known or self.cluster.create(name, wanted, settings.get("replication_factor", 3))
         for table in ("retention", "segment"):
             topic.settings[table] = topic.settings[table] | settings.get(table, {})
-        return web.json_response(self._document(topic), status=200 if known else 201)
+        key = request.headers.get("Idempotency-Key")
+        if known is None:
+            topic.key = key
+        if self.cluster.lose_next_creation:
+            self.cluster.lose_next_creation = False
+            assert request.transport is not None
+            request.transport.abort()
+        is_made_by_it = known is None or (key is not None and known.key == key)
+        return web.json_response(self._document(topic), status=201 if is_made_by_it else 200)
 
     def _document(self, topic: FakeTopic) -> dict[str, Any]:
         partitions = [
@@ -454,7 +471,7 @@ class FakeAgent:
         return {"note": f"{factor} replicas are wanted"} if is_high else {}
 
     async def _alter(self, request: web.Request) -> web.Response:
-        topic = self._topic(request)
+        topic = self.topic_of(request)
         if request.query.get("if_version") not in (None, f"v{topic.changes}"):
             raise ShoalError("settings-changed", f"they are of version v{topic.changes}")
         changed = await request.json()
@@ -465,7 +482,7 @@ class FakeAgent:
         return web.json_response(self._document(topic))
 
     async def _settings(self, request: web.Request) -> web.Response:
-        topic = self._topic(request)
+        topic = self.topic_of(request)
         values = {"partitions": len(topic.partitions), "replication_factor": topic.replication_factor}
         defaults: dict[str, Any] = {"partitions": 1, "replication_factor": 3}
         for name, table in FakeTopic("", []).settings.items():
@@ -479,12 +496,12 @@ class FakeAgent:
         return web.json_response({"topic": topic.name, "version": f"v{topic.changes}", "settings": rows})
 
     async def _trim(self, request: web.Request) -> web.Response:
-        topic = self._topic(request)
+        topic = self.topic_of(request)
         topic.start = max(topic.start, (await request.json())["before"])
         return web.json_response({"log_start_offset": topic.start})
 
     async def _describe(self, request: web.Request) -> web.Response:
-        topic = self._topic(request)
+        topic = self.topic_of(request)
         document = self._document(topic)
         for entry, route in zip(
             document["partitions"], self.cluster._route(topic)["partitions"], strict=True
@@ -496,7 +513,7 @@ class FakeAgent:
         return web.json_response(document)
 
     async def _delete(self, request: web.Request) -> web.Response:
-        del self.cluster.topics[self._topic(request).name]
+        del self.cluster.topics[self.topic_of(request).name]
         if self.cluster.lose_next_deletion:
             self.cluster.lose_next_deletion = False
             assert request.transport is not None
@@ -504,7 +521,7 @@ class FakeAgent:
         return web.Response(status=204)
 
     async def _offsets(self, request: web.Request) -> web.Response:
-        partitions = self._document(self._topic(request))["partitions"]
+        partitions = self._document(self.topic_of(request))["partitions"]
         if "at" in request.query:
             partitions = [{**entry, "offset": entry["log_start_offset"] + 1} for entry in partitions]
         return web.json_response({"partitions": partitions})
@@ -528,7 +545,7 @@ class FakeAgent:
         return await proceed()
 
     async def _append(self, request: web.Request) -> web.Response:
-        topic, log = self._led(request)
+        topic, log = self.led(request)
         body = await request.read()
         self.cluster.body_sizes.append(len(body))
         schema, batches = decode_stream(body)
@@ -550,7 +567,7 @@ class FakeAgent:
         return await proceed()
 
     async def _fetch(self, request: web.Request) -> web.Response:
-        topic, log = self._led(request)
+        topic, log = self.led(request)
         offset = int(request.query["offset"])
         if offset < topic.start or offset > log.end:
             code = "trimmed" if offset < topic.start else "beyond-end"

@@ -22,6 +22,7 @@ from shoal.segment_store.disk.disk import (
     Done,
     File,
     buffers_of,
+    call_in_next_round,
     call_when_done,
 )
 from shoal.segment_store.errors import SyncFailed
@@ -135,6 +136,7 @@ class MemoryDisk:
         self.capacity_bytes = capacity_bytes
         self.around_completions: AbstractContextManager[None] = nullcontext()
         self.on_synced: Callable[[int], None] = lambda _: None
+        self.call_soon: Callable[[Callable[[], None]], None] = call_in_next_round
         self.faults: list[Fault] = []
         self.trace = Trace()
         self.epoch = 0  # counts crashes; a handle of an earlier one is dead

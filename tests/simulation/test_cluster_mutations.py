@@ -38,3 +38,4 @@ def test_a_mutant_of_the_cluster_is_caught(name: str, outcomes: dict[str, str]) 
     """One of the invariants that such a fault breaks says so, within a few seeds."""
     print(outcomes[name])
     assert outcomes[name].startswith("seed ")
+    assert "AttributeError" not in outcomes[name], "the mutant itself is broken: it calls what is gone"

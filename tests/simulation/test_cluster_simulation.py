@@ -90,6 +90,32 @@ def test_full_agents_refuse_and_lose_nothing() -> None:
     assert limits_met.from_text(limits_met.to_text(met)) == met
 
 
+CONSUMERS = """
+import gc
+from dataclasses import replace
+from cluster_sim.knobs import Knobs
+from cluster_sim.mutants import SHORT
+from cluster_sim.simulation import ClusterSimulation
+
+gc.disable()
+knobs = SHORT | {"groups": ("shared", "exclusive", "key-ordered")}
+simulation = ClusterSimulation(8, knobs=replace(Knobs.of_seed(8), **knobs))
+simulation.keep()
+simulation.run()
+print(simulation.summary(), flush=True)
+"""
+
+
+def test_groups_of_each_mode_keep_their_promises() -> None:
+    """Hundreds of messages, under faults; and consumers are served twice alike."""
+    first, second = run_code(CONSUMERS), run_code(CONSUMERS)
+    assert first.returncode == 0, first.stderr[-4_000:]
+    said = re.search(r"(\d+) messages received, (\d+) done with", first.stdout)
+    assert said is not None
+    assert int(said[1]) > int(said[2]) > 500
+    assert first.stdout == second.stdout
+
+
 ASKING_THE_CLOCK = """
 import gc
 import sys
@@ -120,6 +146,7 @@ from cluster_sim.simulation import ClusterSimulation
 gc.disable()
 is_running = True
 doing = dict.fromkeys(("arrow", "leader_acks", "keys", "library", "sink", "crowd", "impatient"), True)
+doing |= {"groups": ("shared", "exclusive", "key-ordered")}
 simulation = ClusterSimulation(3, knobs=replace(Knobs.of_seed(3), **SHORT | doing))
 simulation.keep()
 simulation.run()
@@ -176,5 +203,7 @@ def test_cluster_knobs_cover_the_faults() -> None:
     assert {knobs.nodes for knobs in drawn} == {3, 4, 5}
     for name in ("crowd", "little_memory", "few_producers", "impatient", "years", "births", "disaster"):
         assert {getattr(knobs, name) for knobs in drawn} == {True, False}, name
+    assert {mode for knobs in drawn for mode in knobs.groups} == {"shared", "exclusive", "key-ordered"}
+    assert any(not knobs.groups for knobs in drawn)
     assert any(knobs.retention_bytes for knobs in drawn)
     assert not any(knobs.rot and knobs.lost_disk for knobs in drawn)

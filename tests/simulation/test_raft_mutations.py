@@ -327,9 +327,9 @@ FIRST_SEEDS: dict[Mutation, int] = {
     never_ask_after_segments: 40,
     bear_voters_without_the_vote: 20,
     lead_from_birth_again: 30,
-    cut_at_damage: 170,
+    cut_at_damage: 20,
 }
-"""From where to look, where few seeds see it (of a cut log, one in fifty: it must also win against one that
+"""From where to look, where few seeds see it (of a cut log, one in forty: it must also win against one that
 lags). It only saves time: SEEDS_MAX seeds are tried from there."""
 
 

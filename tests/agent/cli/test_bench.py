@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import os
 import pathlib
 import signal
 import socket
@@ -30,6 +32,7 @@ from shoal.agent.cli.bench.figures import (
 from shoal.agent.cli.bench.plan import ROUNDS, BenchPlan
 from shoal.agent.cli.main import main
 from shoal.agent.cli.terminal.output import CliError
+from shoal.agent.cli.terminal.progress import ProgressBar
 from shoal.client.async_client import AsyncClient
 from shoal.client.http.requests import ClientConfig
 from shoal.errors import ShoalError
@@ -43,6 +46,27 @@ async def cluster() -> AsyncIterator[FakeCluster]:
     """Three agents."""
     async with FakeCluster(3) as fake:
         yield fake
+
+
+# ---- what is said -------------------------------------------------------------------------------
+
+
+def test_the_plan_fits_80_columns() -> None:
+    """With as many records as it takes, and a name that agents give themselves."""
+    plan = replace(
+        PLAN, topic=f"{command.PREFIX}0123abcd", records=10**9, value_bytes=1 << 20, samples=1_000_000
+    )
+    lines = plan.lines({"name": "buildhost-17-1a2b3c4d", "cluster": "fish"})
+    assert max(map(len, lines)) <= 80, lines
+
+
+def test_a_bar_stays_in_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that was folded cannot be drawn over: each update left a copy of it behind."""
+    drawn = io.StringIO()
+    monkeypatch.setattr(drawn, "isatty", lambda: True)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((20, 24)))
+    ProgressBar(drawn).update(0.5, "round 1 of 5: appends to a follower")
+    assert drawn.getvalue() == "\r 50%  round 1 of 5:\x1b[K"
 
 
 # ---- figures ------------------------------------------------------------------------------------

@@ -126,12 +126,24 @@ def test_it_is_told_when_the_replicas_of_a_dead_agent_are_made_anew() -> None:
     gone = member("b", "left") | {"since": "2026-01-02T00:00:00Z"}
     now = datetime(2026, 1, 2, 0, 2, tzinfo=UTC).timestamp()
     routes = {"t": route("aaaa", "aaaa", "bbbb")}
-    assert replacements([member("a"), gone], routes, 300_000, now) == [
+    topics = [{"name": "t", "replication_factor": 2}]
+    assert replacements([member("a"), gone], routes, 300_000, now, topics) == [
         "the replicas of b are made anew elsewhere in 3m: it went away 2m ago, and --replace-after is 5m"
     ]
-    assert "elsewhere now, as far as" in replacements([member("a"), gone], routes, 60_000, now)[0]
-    assert replacements([member("a"), gone], {}, 300_000, now) == []
-    assert replacements([member("a"), gone], routes, None, now) == []
+    assert "elsewhere now, as far as" in replacements([member("a"), gone], routes, 60_000, now, topics)[0]
+    assert replacements([member("a"), gone], {}, 300_000, now, topics) == []
+    assert replacements([member("a"), gone], routes, None, now, topics) == []
+
+
+def test_nothing_is_made_anew_for_a_replica_that_nobody_wants_any_more() -> None:
+    """The factor was lowered while its agent was away: the replica goes once the agent is back."""
+    gone = member("c", "failed") | {"since": "2026-01-02T00:00:00Z"}
+    members, now = [member("a"), member("b"), gone], datetime(2026, 1, 2, 0, 2, tzinfo=UTC).timestamp()
+    routes = {"t": route("aaaa", "aaaa", "bbbb", "cccc")}
+    for factor, told in ((2, 0), (1, 0), (3, 1), ("all", 1)):
+        topics = [{"name": "t", "replication_factor": factor}]
+        assert len(replacements(members, routes, 300_000, now, topics)) == told, factor
+    assert len(replacements(members, routes, 300_000, now, [])) == 1  # made since the topics were listed
 
 
 @pytest.mark.parametrize(
@@ -291,7 +303,7 @@ async def test_topics_from_birth_to_death(cluster: FakeCluster) -> None:
     again = await run("topic", "create", "t", "--partitions", "2", agent=agent)
     assert (again.code, "was there already" in again.stderr) == (0, True)
     differs = await run("topic", "create", "t", "--partitions", "3", agent=agent)
-    assert_one_line(differs, "topic-differs", "shoal topic describe")
+    assert_one_line(differs, "topic-differs", "shoal topic config", "shoal topic alter")
     listed = (await run("topic", "list", agent=agent)).stdout.splitlines()
     assert listed[1].split()[:4] == ["t", "log", "2", "3"]
     described = (await run("topic", "describe", "t", agent=agent)).stdout

@@ -53,7 +53,7 @@ def test_each_value_has_its_place(
     assert list(rows) == list(SETTINGS)
     found = {name: (row["value"], row["origin"], row["place"]) for name, row in rows.items()}
     assert found["data"] == ("/var/lib/shoal", "file", f"{file}, line 3, key data")
-    assert found["election_timeout"] == ("2000ms", "file", f"{file}, line 5, key election-timeout")
+    assert found["election_timeout"] == ("2s", "file", f"{file}, line 5, key election-timeout")
     assert found["join"] == (["a:1", "b:2"], "file", f"{file}, line 7, key join")
     assert found["name"] == ("from-environment", "environment", "SHOAL_NAME")
     assert found["cluster"] == ("from-flag", "flag", "--cluster")

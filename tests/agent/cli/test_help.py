@@ -3,60 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import pathlib
 import re
 import resource
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import typer
 from command_line import Ran, assert_one_line, run
 
-from shoal.agent.cli.main import app, main
+from shoal.agent.cli.main import _json_defaults, app, main
 
-COMMANDS = [
-    (),
-    ("agent",),
-    ("dev",),
-    ("doctor",),
-    ("status",),
-    ("members",),
-    ("join",),
-    ("leave",),
-    ("force-leave",),
-    ("produce",),
-    ("consume",),
-    ("top",),
-    ("bench",),
-    ("topic",),
-    ("topic", "create"),
-    ("topic", "list"),
-    ("topic", "describe"),
-    ("topic", "delete"),
-    ("topic", "alter"),
-    ("topic", "trim"),
-    ("topic", "ls"),
-    ("topic", "rm"),
-    ("topic", "config"),
-    ("partition",),
-    ("partition", "recover"),
-    ("keygen",),
-    ("keys",),
-    ("keys", "list"),
-    ("keys", "install"),
-    ("keys", "use"),
-    ("keys", "remove"),
-    ("log",),
-    ("log", "inspect"),
-    ("log", "verify"),
-    ("log", "export"),
-    ("version",),
-    ("help",),
-    ("spark",),
-    ("spark", "package"),
-]
+
+def commands_below(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each command and group by what is typed, hidden ones too."""
+    yield words, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands_below(below, (*words, name))
+
+
+COMMANDS = dict(commands_below(typer.main.get_command(app)))
+JSON_FROM_FILES = {("agent",), ("dev",), ("help",), ("log", "export"), ("spark", "package")}
+"""They run an agent, show help, or write a file in another form."""
 
 
 def run_here(capfd: pytest.CaptureFixture[str], *arguments: str) -> Ran:
@@ -66,7 +40,7 @@ def run_here(capfd: pytest.CaptureFixture[str], *arguments: str) -> Ran:
     return Ran(code, out, err)
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "shoal")
+@pytest.mark.parametrize("command", sorted(COMMANDS), ids=lambda command: " ".join(command) or "shoal")
 def test_every_command_has_help_with_an_example(
     command: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +102,17 @@ def test_a_command_that_needs_no_records_imports_nothing_for_them() -> None:
         (("produce", "t", "--format", "json", "-k", "a"), ("--format json",)),
         (("produce", "t", "--tombstone"), ("--key KEY",)),
         (("produce", "t", "-H", "trace"), ("--header 'trace'", "trace=af31")),
+        (("produce", "t", "--rate", "inf"), ("--rate inf is no rate",)),
+        (("produce", "t", "--rate", "nan"), ("--rate nan is no rate",)),
+        (("members", "--wait", "2", "--timeout", "nan"), ("--timeout", "0")),
+        (("consume", "t", "-f", "%k\\"), ("'%k\\\\': \\ stands for nothing",)),
+        (("consume", "t", "--from", "1h"), ("'1h' is no place", "-1h", "@MILLISECONDS")),
+        (
+            ("topic", "trim", "t", "-y", "--before", "soon"),
+            ("--before 'soon' is no end", "an offset, latest"),
+        ),
+        (("topic", "trim", "t", "-y", "--before", "earliest"), ("--before 'earliest' is no end",)),
+        (("--agent", "", "status"), ("--agent is empty",)),
         (("bench", "--value-bytes", "0"), ("--value-bytes 0 is not from 1 to 1MiB",)),
         (("bench", "--value-bytes", "2MiB"), ("not from 1 to 1MiB", "4KiB")),
         (("bench", "--value-bytes", "none"), ("not from 1 to 1MiB",)),
@@ -142,6 +127,7 @@ def test_a_command_that_needs_no_records_imports_nothing_for_them() -> None:
         (("topic", "create", "t", "--replication-factor", "many"), ("many",)),
         (("topic", "delete", "t"), ("--yes",)),
         (("members", "--agent", "ftp://x"), ("ftp://x",)),
+        (("members", "--agent", "unix:s"), ("unix:///run/shoal/http.sock",)),
         (("members", "--agent", ","), ("--agent",)),
         (("agent",), ("--data",)),
         (("agent", "--data", "x", "--http-port", "70000"), ("70000",)),
@@ -161,6 +147,30 @@ async def test_a_group_without_a_command_shows_its_commands() -> None:
     ran = await run("topic")
     assert (ran.code, ran.stdout) == (2, "")
     assert "describe" in ran.stderr
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS), ids=" ".join)
+def test_every_answer_can_be_json(command: tuple[str, ...]) -> None:
+    """By --json behind the command, and before it."""
+    known = COMMANDS[command]
+    if getattr(known, "commands", None) or command in JSON_FROM_FILES:
+        return
+    options = {option for parameter in known.params for option in parameter.opts}
+    assert {"--json", "--output"} <= options
+    before = _json_defaults(typer.main.get_command(app))
+    for word in command:
+        before = before[word]
+    assert before == {"output": "json"}
+
+
+@pytest.mark.parametrize(
+    "command", [("version",), ("keygen",), ("doctor",), ("config", "show", "--data", "d")]
+)
+def test_json_that_no_agent_is_asked_for(command: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
+    """The option stands before or behind."""
+    for words in ((*command, "--json"), ("--json", *command), (*command, "-o", "json")):
+        ran = run_here(capfd, *words)
+        assert isinstance(json.loads(ran.stdout), dict)
 
 
 @pytest.mark.parametrize("word", ["--version", "-V", "-v", "version"])
@@ -211,6 +221,23 @@ async def test_output_that_cannot_be_written_is_one_line(redirection: str, code:
     )
     _, errors = await asyncio.wait_for(process.communicate(), 30)
     assert (process.returncode, errors.decode().strip()) == (code, says)
+
+
+async def test_completion_is_installed_without_a_failure(tmp_path: pathlib.Path) -> None:
+    """Into the home of whoever asks, for the shell that runs it."""
+    command = f"{shlex.quote(sys.executable)} -m shoal.agent"
+    for option, expected in (("--install-completion", b"installed"), ("--show-completion", b"shoal")):
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-c", f"{command} {option}; exit $?"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "HOME": str(tmp_path)},
+        )
+        shown, errors = await asyncio.wait_for(process.communicate(), 60)
+        assert (process.returncode, errors) == (0, b"")
+        assert expected in shown
+    assert list((tmp_path / ".bash_completions").iterdir())
 
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from command_line import assert_one_line, run
+from fake_cluster import FakeCluster
 from http_fixtures import one_agent, two_agents
 
-from shoal.agent.cli.level import outlook
+from shoal.agent.levels import outlook
 
 
 async def test_the_level_as_a_table_and_as_json() -> None:
@@ -19,7 +20,7 @@ async def test_the_level_as_a_table_and_as_json() -> None:
         ran = await run("cluster", "level", agent=url)
         assert (ran.code, ran.stderr) == (0, "")
         lines = ran.stdout.splitlines()
-        assert lines[0] == "level 1: every member understands 2; it rises within a minute"
+        assert lines[0] == f"level 1: {RISES}"
         assert [line.split() for line in lines[-2:]] == [
             ["MEMBER", "STATUS", "UNDERSTANDS", "HOLDS"],
             ["one", "alive", "1", "to", "2", "-"],
@@ -58,6 +59,19 @@ async def test_a_refusal_is_one_line_and_changes_nothing() -> None:
         assert agent.broker.cluster.level == 1
 
 
+@pytest.mark.parametrize("command", ["level", "raise-level"])
+async def test_an_agent_of_before_levels_is_told_as_such(command: str) -> None:
+    """It has no such route, and a line about routes would tell nobody what to do."""
+    async with FakeCluster(1) as former:
+        ran = await run("cluster", command, agent=former.urls[0])
+        assert_one_line(
+            ran,
+            f"{former.urls[0]} is an agent of a version before feature levels: while it works in its cluster,"
+            " that is at level 1, and rises once every agent is upgraded; ask an upgraded one",
+        )
+        assert ran.code == 1
+
+
 async def test_no_agent_is_one_line() -> None:
     """As for every command."""
     ran = await run("cluster", "level", agent="http://127.0.0.1:1")
@@ -68,12 +82,16 @@ def member(name: str, highest: int, status: str = "alive", *, holds: bool = Fals
     return {"id": name * 8, "name": name, "status": status, "lowest": 1, "highest": highest, "holds": holds}
 
 
+GONE = (
+    "b, c must be upgraded before it can rise to 2; `shoal cluster raise-level --without c` leaves out a host"
+    " that is gone for good"
+)
 HIGHEST = "the highest that its members understand"
 LEFT = (
     "b may come back with the former version (--replace-after); `shoal cluster raise-level` raises it to 2"
     " without waiting"
 )
-RISES = "every member understands 2; it rises within a minute"
+RISES = "every member understands 2; it rises within a minute, and by `shoal cluster raise-level` at once"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +99,14 @@ RISES = "every member understands 2; it rises within a minute"
     [
         (2, 2, [member("a", 2), member("b", 2)], HIGHEST),
         (1, 1, [member("a", 2), member("b", 1)], "b must be upgraded before it can rise to 2"),
-        (1, 1, [member("a", 2), member("b", 1, "failed")], "b must be upgraded before it can rise to 2"),
+        (
+            1, 1, [member("a", 2), member("b", 1), member("c", 1, "failed")],
+            GONE,
+        ),
+        (
+            1, 1, [member("a", 2), *(member(f"b{at}", 1) for at in range(10))],
+            f"{', '.join(f'b{at}' for at in range(8))} and 2 more must be upgraded before it can rise to 2",
+        ),
         (
             1, None, [member("a", 3) | {"lowest": 3}, member("b", 1)],
             "b must be upgraded before it can rise to 3",

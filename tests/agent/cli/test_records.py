@@ -28,10 +28,12 @@ from shoal.agent.cli.records.input_lines import (
     without_blanks,
 )
 from shoal.agent.cli.records.lag import LagMeter
+from shoal.agent.cli.records.produce_input import Shape
 from shoal.client.consume.fetch import Fetched
+from shoal.client.produce.producer import batch_of
 from shoal.errors import ShoalError
 from shoal.format.batch import MAX_RECORD_BYTES
-from shoal.format.records import parse_ndjson
+from shoal.format.records import parse_ndjson, render_ndjson
 
 
 @pytest.fixture
@@ -140,7 +142,7 @@ async def test_a_bad_line_is_named_and_those_before_it_are_kept(
     path.write_bytes(b"short\n" + b"x" * (MAX_RECORD_BYTES + 500_000))
     ran = await run("produce", "t", str(path), agent=cluster.urls[0])
     assert (ran.code, b"short" in stored(cluster)) == (1, True)
-    assert f"line 2 of {path} is longer than 8 MiB" in ran.stderr
+    assert f"{path}:2: the line is longer than 8 MiB; the lines before it were sent" in ran.stderr
     missing = await run("produce", "t", str(tmp_path / "nothing"), agent=cluster.urls[0])
     assert_one_line(missing, "No such file")
 
@@ -178,6 +180,27 @@ async def test_an_interruption_says_how_many_were_acknowledged(cluster: FakeClus
     assert process.returncode == 130
     assert err.startswith("interrupted: 3 records acknowledged")
     assert len(err.strip().splitlines()) == 1
+
+
+async def test_an_interruption_ends_the_wait_for_a_whole_file(
+    cluster: FakeCluster, tmp_path: pathlib.Path
+) -> None:
+    """Standard input or a named pipe whose writer is silent: nothing is stored, and nothing is waited for."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for path in ("-", str(fifo)):
+        process = await start("produce", "t", "--whole", path, "--progress", agent=cluster.urls[0])
+        assert process.stderr is not None
+        assert process.stdin is not None
+        process.stdin.write(b"half of it")
+        await asyncio.wait_for(process.stderr.readline(), COMMAND_SECONDS)  # the progress shows that it reads
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(COMMAND_SECONDS):
+            err = (await process.stderr.read()).decode()
+            assert await process.wait() == 130
+        assert "interrupted: 0 records acknowledged" in err
+        assert "Traceback" not in err
+    assert stored(cluster) == []
 
 
 async def test_an_interruption_counts_what_was_never_acknowledged(cluster: FakeCluster) -> None:
@@ -402,6 +425,24 @@ async def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path
     assert first.lines == [b"a"]
     with pytest.raises(LineTooLong, match="line 2"):
         await reader.next()
+
+
+async def test_the_largest_record_comes_back_from_its_json(tmp_path: pathlib.Path) -> None:
+    """As JSON it is longer than a record may be: here six times. A line as text may not be as long."""
+    value = b"\x01" * (MAX_RECORD_BYTES - 1_000)
+    batch = batch_of([value])
+    path = tmp_path / "lines"
+    path.write_bytes(render_ndjson(batch, 5) + b"short\n" + b"x" * (MAX_RECORD_BYTES + 1))
+    shape = Shape(None)
+    reader = LineReader([str(path)], line_bytes_max=shape.line_bytes_max)
+    found = [line for chunk in [await reader.next(), await reader.next()] if chunk for line in chunk.lines]
+    assert len(found[0]) > 6 * len(value)
+    assert shape.seen(found[0]).batch(found[:1]).column("value").to_pylist() == [value]
+    with pytest.raises(ShoalError, match="record 1: the line is longer than 8 MiB") as error:
+        Shape().batch(found[1:])
+    assert error.value.extra["record"] == 1
+    for plain in (Shape(), Shape(None, key="k"), Shape(None, headers=(("a", b""),))):
+        assert plain.line_bytes_max == MAX_RECORD_BYTES
 
 
 @pytest.mark.parametrize("sizes", [[0], [1], [300_000, 5, 0, 262_144, 262_143, 1]])

@@ -155,6 +155,31 @@ async def test_keys_and_headers_are_given(cluster: FakeCluster) -> None:
     assert brief(cluster, "u") == [(b"x", b"1:2"), (b"y", None)]
 
 
+async def test_arguments_may_be_any_bytes(cluster: FakeCluster) -> None:
+    """Keys, separators, values of headers and templates are stored and written as they were typed. A name has
+    to be UTF-8, and one that is not is told in a line."""
+    agent = cluster.urls[0]
+    for options in ((b"-k", b"\xff"), (b"-K", b"\xfe")):
+        ran = await run(
+            "produce", "t", *map(os.fsdecode, (*options, b"-H", b"h=\xfd ")), agent=agent, stdin=b"\xfb\xfev"
+        )
+        assert ran.code == 0, ran.stderr
+    assert brief(cluster) == [(b"\xff", b"\xfb\xfev"), (b"\xfb", b"v")]
+    assert [row["headers"] for row in rows(cluster)] == [[{"key": "h", "value": b"\xfd "}]] * 2
+    ran = await run("produce", "t", "--null", "\udcff", agent=agent, stdin=b"\xff\nx\n")
+    assert brief(cluster)[2:] == [(None, None), (None, b"x")]
+    process = await start("consume", "t", "-f", "\udcfc%v;", "-n", "1", agent=agent)
+    assert await finish(process) == (b"\xfc\xfb\xfev;", b"")
+    for words in (
+        ("consume", "\udcff"),
+        ("topic", "describe", "\udcff"),
+        ("produce", "t", "-H", "\udcff=x"),
+        ("--agent", "http://\udcff", "members"),
+        ("force-leave", "\udcff"),
+    ):
+        assert_one_line(await run(*words, agent=agent), r"\xff", "is not UTF-8")
+
+
 async def test_whole_files_and_tombstones(cluster: FakeCluster, tmp_path: pathlib.Path) -> None:
     """A file as one value, newlines and all; standard input too; and a record without a value."""
     agent = cluster.urls[0]
@@ -283,16 +308,22 @@ async def test_options_may_stand_before_the_command(cluster: FakeCluster) -> Non
     )
     assert own.stdout.startswith("NAME")
     cluster.topics["t"].partitions[0].append([batch_of([b"x"])], None)
-    records = await run("--json", "consume", "t", agent=cluster.urls[0])
-    assert json.loads(records.stdout)["value"] == "x"
+    for words in (("--json", "consume", "t"), ("consume", "t", "--json")):
+        records = await run(*words, agent=cluster.urls[0])
+        assert json.loads(records.stdout)["value"] == "x"
+    deleted = await run("topic", "delete", "t", "--yes", "--json", agent=cluster.urls[0])
+    assert (json.loads(deleted.stdout), deleted.stderr) == ({"topic": "t", "deleted": True}, "")
 
 
-async def test_nothing_is_drawn_over_what_is_typed(cluster: FakeCluster) -> None:
+@pytest.mark.parametrize(("options", "value"), [((), b"hello"), (("--whole",), b"hello\n")])
+async def test_nothing_is_drawn_over_what_is_typed(
+    cluster: FakeCluster, options: tuple[str, ...], value: bytes
+) -> None:
     """A terminal on both ends, and a pause in typing: one hint, then nothing but the summary at the end."""
     near, far = pty.openpty()
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "shoal.agent", "produce", "t", "--agent", cluster.urls[0]),
+            *(sys.executable, "-m", "shoal.agent", "produce", "t", *options, "--agent", cluster.urls[0]),
             stdin=far, stdout=far, stderr=far,
         )  # fmt: skip
         loop = asyncio.get_running_loop()
@@ -309,4 +340,4 @@ async def test_nothing_is_drawn_over_what_is_typed(cluster: FakeCluster) -> None
     assert b"\x1b[K" not in shown
     assert b"records  " not in shown
     assert b"1 record acknowledged" in shown
-    assert brief(cluster) == [(None, b"hello")]
+    assert brief(cluster) == [(None, value)]

@@ -8,17 +8,21 @@ import json
 import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from aiohttp import web
 from command_line import assert_one_line, run
 from fake_cluster import FakeCluster
+from listening import serving
 
 from shoal.agent.cli.main import app
 from shoal.agent.cli.terminal.amounts import duration_text, moment_ms, size_bytes, start_of
-from shoal.agent.cli.terminal.completion import complete_member, complete_topic
+from shoal.agent.cli.terminal.completion import complete_member, complete_topic, joined_words
 from shoal.agent.cli.terminal.output import CliError
+from shoal.agent.cli.terminal.run import with_asked
 from shoal.agent.cli.topic import show_topics
 from shoal.agent.cli.topic_settings import change_text, replicas_text, setting_rows, shown_settings, summary
 from shoal.client.produce.producer import batch_of
@@ -67,6 +71,7 @@ def test_durations(text: str, expected: str | None) -> None:
         ("beginning", "earliest"),
         ("end", "latest"),
         ("-10", "-10"),
+        ("-0", "latest"),
         ("17", "17"),
         ("-1d", f"@{NOW_MS - DAY_MS}"),
         ("@1d", f"@{NOW_MS - DAY_MS}"),
@@ -186,9 +191,13 @@ async def test_the_replication_factor_is_changed(cluster: FakeCluster) -> None:
     assert altered.stderr.splitlines()[1] == "5 replicas are wanted"
     refused = await run("topic", "alter", "t", "--replication-factor", "0", agent=agent)
     assert_one_line(refused, "at least one replica", "shoal topic delete")
-    for wrong in ("some", "-1", "\u0663", "9" * 5_000):
+    for wrong in ("some", "-1", "\u0663"):
         refused = await run("topic", "alter", "t", f"--replication-factor={wrong}", agent=agent)
         assert_one_line(refused, "neither a number nor `all`")
+    for large in ("9" * 10, "9" * 5_000):
+        refused = await run("topic", "alter", "t", f"--replication-factor={large}", agent=agent)
+        assert_one_line(refused, "--replication-factor 99999", "is far too large", "or `all`")
+        assert len(refused.stderr) < 200
     fixed = await run("topic", "alter", "t", "--partitions", "9", agent=agent)
     assert_one_line(fixed, "the number of partitions of t is fixed", "copy the records")
     late = await run("topic", "alter", "t", "--replication-factor", "all", "--if-version", "v0", agent=agent)
@@ -249,8 +258,32 @@ async def test_trimming(cluster: FakeCluster) -> None:
     for wrong in ("earliest", "-5", "soon"):
         ran = await run("topic", "trim", "t", "--before", wrong, "-y", agent=agent)
         assert (ran.code, len(ran.stderr.splitlines())) == (2, 1)
+    beyond = await run("topic", "trim", "t", "-p", "0", "--before", "4", "-y", agent=agent)
+    assert_one_line(beyond, "t/0 ends at offset 3, before 4: nothing was removed; `--before latest`")
     gone = await run("topic", "trim", "t", "-p", "7", "--before", "1", "-y", agent=agent)
     assert_one_line(gone, "t has no partition 7")
+
+
+async def test_an_error_names_once_the_agent_that_was_asked() -> None:
+    """With its URL: another cluster's agent may answer otherwise. Advice for HTTP clients goes."""
+
+    class Asked:
+        asked = "http://a:7070"
+
+        async def agent(self) -> dict[str, str]:
+            return {"name": "ag0", "cluster": "fish"}
+
+    there: Any = Asked()
+    for detail, expected in {
+        "there is no topic 't' in cluster fish (agent ag0 was asked): create it with PUT /v1/topics/t": (
+            "there is no topic 't' in cluster fish (agent ag0 at http://a:7070 was asked)"
+        ),
+        "there is no topic 't'": "there is no topic 't', says ag0 of cluster fish at http://a:7070",
+        "5 needs 5, there are 3 (agent ag0 was asked): start more agents, or leave the factor out": (
+            "5 needs 5, there are 3 (agent ag0 at http://a:7070 was asked)"
+        ),
+    }.items():
+        assert await with_asked(detail, there) == expected
 
 
 def line_of(*words: str) -> Any:
@@ -276,6 +309,8 @@ async def test_the_names_of_topics_are_completed(
     monkeypatch.setenv("SHOAL_AGENT", here)
     assert await asyncio.to_thread(complete_topic, line_of("consume"), "fl") == ["flags", "flights"]
     assert await asyncio.to_thread(complete_member, line_of("drain"), "agent-") == ["agent-0"]
+    monkeypatch.setenv("SHOAL_AGENT", f"{nowhere},{here}")
+    assert await asyncio.to_thread(complete_topic, line_of("consume"), "fl") == ["flags", "flights"]
     monkeypatch.setenv("SHOAL_AGENT", "ftp://nowhere")
     assert complete_topic(line_of("consume"), "fl") == []
     monkeypatch.setenv("SHOAL_AGENT", nowhere)
@@ -285,6 +320,49 @@ async def test_the_names_of_topics_are_completed(
         assert found == ["orders"]
     both = line_of("--agent", nowhere, "topic", "describe", "--agent", here)
     assert await asyncio.to_thread(complete_topic, both, "o") == ["orders"]
+
+
+async def test_a_creation_whose_answer_was_lost_is_told_as_one(cluster: FakeCluster) -> None:
+    """Who has just made a topic would not understand that it was there already."""
+    cluster.lose_next_creation = True
+    made = await run("topic", "create", "t", "--partitions", "2", agent=cluster.urls[0])
+    assert (made.code, made.stderr.startswith("topic t created ")) == (0, True), made.stderr
+    again = await run("topic", "create", "t", "--partitions", "2", agent=cluster.urls[0])
+    assert again.stderr.startswith("topic t was there already: ")
+
+
+async def test_names_are_completed_by_the_path_of_a_socket(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a URL; a path where nobody listens, or that no socket can have, completes nothing."""
+    cluster.create("flights")
+    runner = cluster.agents[0]._runner
+    assert runner is not None
+    await web.UnixSite(runner, tmp_path / "s").start()
+    words = ("topic", "describe", "--agent")
+    for path, expected in ((tmp_path / "s", ["flights"]), (tmp_path / "none", []), (f"/{'x' * 200}", [])):
+        line = line_of(*words, f"unix://{path}")
+        assert await asyncio.to_thread(complete_topic, line, "fl") == expected, path
+    monkeypatch.setenv("SHOAL_AGENT", f"unix://{tmp_path / 's'}")
+    assert await asyncio.to_thread(complete_member, line_of("drain"), "") == ["agent-0"]
+
+
+@pytest.mark.parametrize(
+    "body", [None, b"[]", b"5", b'{"topics": 5}', b'{"topics": [5]}', b'{"topics": [{"name": null}]}', b"{}"]
+)
+async def test_an_answer_that_no_agent_gives_completes_nothing(body: bytes | None) -> None:
+    """Somebody has named the gossip port, or another server; nothing is printed over the line."""
+
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if body is None:
+            writer.write(b"\x00\x01\nnot HTTP\r\n\r\n")
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        writer.close()
+
+    async with serving(other) as url:
+        assert await asyncio.to_thread(complete_topic, line_of("--agent", url, "consume"), "") == []
 
 
 async def test_the_shell_asks_for_names(cluster: FakeCluster) -> None:
@@ -298,6 +376,7 @@ async def test_the_shell_asks_for_names(cluster: FakeCluster) -> None:
         "shoal partition recover fl": "flights",
         "shoal force-leave ag": "agent-0",
         "shoal drain ag": "agent-0",
+        "shoal cluster raise-level --without ag": "agent-0",
     }.items():
         words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
         ran = await run(_SHOAL_COMPLETE="complete_bash", agent=cluster.urls[0], **words)
@@ -306,6 +385,47 @@ async def test_the_shell_asks_for_names(cluster: FakeCluster) -> None:
     for agent, code in ((cluster.urls[0], 0), ("http://127.0.0.1:1", 1)):
         asked = await run(_SHOAL_COMPLETE="complete_fish", agent=agent, **fish)
         assert asked.code == code
+
+
+async def test_bash_hands_a_url_over_in_pieces(cluster: FakeCluster) -> None:
+    """It ends words at `:`, `=` and `@`: the agent that a line names was not found, and what was completed
+    were commands and files."""
+    cluster.create("flights")
+    url = cluster.urls[0].removeprefix("http://").split(":")
+    agent = ["--agent", "http", ":", f"//{url[0]}", ":", url[1]]
+    for words, expected in (
+        (["topic", "describe", *agent, "fl"], "flights"),
+        ([*agent, "topic", "describe", "fl"], "flights"),
+        (["--agent", "=", *agent[1:], "topic", "describe", "fl"], "flights"),
+        (["drain", "--agent", *url[:1], ":", url[1], "ag"], "agent-0"),
+        (["cluster", "raise-level", *agent, "--without", "=", "ag"], "agent-0"),
+        (["produce", *agent, "-H", "a", "=", "b", "fl"], "flights"),
+        (["consume", *agent, "--from", "@", "1h", "fl"], "flights"),
+    ):
+        asked = {"COMP_WORDS": "\n".join(["shoal", *words]), "COMP_CWORD": str(len(words))}
+        ran = await run(_SHOAL_COMPLETE="complete_bash", agent="", **asked)
+        assert (ran.code, ran.stdout.split(), ran.stderr) == (0, [expected], ""), words
+
+
+@pytest.mark.parametrize(
+    ("pieces", "at", "expected", "then"),
+    [
+        ("s produce -K : fl", 4, "s produce -K : fl", 4),
+        ("s produce --key-separator : fl", 4, "s produce --key-separator : fl", 4),
+        ("s produce -K = fl", 4, "s produce -K = fl", 4),
+        ("s keys install @ new.key", 4, "s keys install @new.key", 3),
+        ("s t --agent http : //[ :: 1] : 70 fl", 10, "s t --agent http://[::1]:70 fl", 4),
+        ("s t --agent http : //a : 1,http : //b : 2 fl", 12, "s t --agent http://a:1,http://b:2 fl", 4),
+        ("s t --agent unix : ///run/s fl", 6, "s t --agent unix:///run/s fl", 4),
+        ("s t --from =@ 1h fl", 5, "s t --from=@1h fl", 3),
+        ("s t --agent http : //a :", 6, "s t --agent http://a:", 3),
+        ("s t x fl", 4, "s t x fl", 4),
+        (": s", 1, ": s", 1),
+    ],
+)
+def test_the_pieces_of_a_word_are_put_together(pieces: str, at: int, expected: str, then: int) -> None:
+    """A separator that is an option's whole value stays one."""
+    assert joined_words(pieces.split(), at) == (expected.split(), then)
 
 
 @pytest.mark.parametrize("name", ["flights.raw.europe", "a" * 60])

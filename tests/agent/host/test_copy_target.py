@@ -18,6 +18,7 @@ from shoal.agent.partition.state.log_state import PartitionState
 from shoal.agent.peers.entry_messages import CopyOffer, Piece, decode_wanted, encode_offer, encode_piece
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.process.clock import SystemClock
+from shoal.agent.views.upkeep.view_set import ViewSet
 from shoal.format.batch import (
     DEFAULT_SCHEMA,
     Flag,
@@ -125,7 +126,8 @@ async def host_with(*terms: int, vote: ReplicaId | None = None) -> tuple[OneRepl
 
 async def copy(host: OneReplica, stores: Stores, sender: Sender, offered_in: int) -> None:
     """An offer of a log that begins beyond everything here is made, and what comes of it awaited."""
-    target = CopyTarget(sender, stores, host)  # type: ignore[arg-type]
+    views = ViewSet(stores, sender, host.clock.now_ms, lambda _: None, lambda: True)  # type: ignore[arg-type]
+    target = CopyTarget(sender, stores, host, views)  # type: ignore[arg-type]
     offer = CopyOffer(host.opened.replica_id, SENDER_ID, Term(offered_in), LogIndex(90), Term(1))
     await target.on_offer(SENDER, encode_offer(GROUP, offer))
     # The offer was of a log that begins at 90; this one begins at 1, so that every number has its term here.

@@ -42,7 +42,7 @@ def disks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Disks:
     """In memory, and as large as a test says."""
     made = Disks(tmp_path)
     monkeypatch.setattr("shoal.agent.directory.open_disk", made.open)
-    monkeypatch.setattr("shoal.agent.host.host.FREE_SPACE_INTERVAL_MS", 20)
+    monkeypatch.setattr("shoal.agent.host.free_space.FREE_SPACE_INTERVAL_MS", 20)
     return made
 
 

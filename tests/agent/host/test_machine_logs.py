@@ -12,7 +12,7 @@ from waiting import until
 
 from shoal.agent import cluster as cluster_module
 from shoal.agent.durable.ids import CATALOG_GROUP
-from shoal.agent.host.host import HostConfig
+from shoal.agent.host.config import HostConfig
 from shoal.agent.partition.plan import StateMachine
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.topics import catalog_service as catalog_follow

@@ -477,13 +477,16 @@ async def test_what_one_alone_committed_is_not_dropped_by_the_word_of_a_voter_th
     cluster.birth = replace(cluster.birth, replicas=(voter, replace(learner, learner=True)))
     try:
         await cluster.start(first)
+        await cluster.start(second)
+        replica = first.host.replica(GROUP)
+        await until(lambda: replica.is_leader and replica.core.match_indexes[learner.id] == 1)
+        second.cut_off()  # it counts as heard for a while
         assert (await store(cluster, "acknowledged")).base_offset == 0
         entry = index_of(first, 0)
-        first.host.replica(GROUP).propose_configuration([voter, learner])
+        replica.propose_configuration([voter, learner])
         await until(lambda: log_of(first).synced_index == entry + 1)
         place, term = Place(disks[first.agent_id], first, entry), log_of(first).last_term
         await cluster.stop(first)
-        await cluster.start(second)
         await cluster.stop(second)
         place.hit()
         await set_hard_state(disks[first.agent_id], first, commit_index=entry - 1)

@@ -1,6 +1,7 @@
 """The loop: one turn for everything that arrived, deadlines after input."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from shoal.agent.host.scheduler import CAMPAIGN_MS, CAMPAIGN_PAUSE_MS, MAX_CAMPAIGNS, MAX_TURNS, Scheduler
@@ -51,12 +52,15 @@ class FakeReplica:
         self.core = FakeCore()
         self.turns: list[int] = []
         self.broken = False
+        self.say: Callable[[], None] = lambda: None
+        """Puts something into the outbox in each turn."""
 
     def deadline(self) -> int | None:
         return self.core.deadline()
 
     def turn(self, now_ms: int) -> None:
         self.turns.append(now_ms)
+        self.say()
         if self.broken:
             raise RuntimeError("a bug")
 
@@ -65,10 +69,12 @@ class FakeReplica:
 
 
 def make() -> tuple[Scheduler, VirtualClock, list[int], Any]:
-    """A scheduler, its clock, the flushes, and a replica."""
+    """A scheduler, its clock, the flushes of its outbox, and a replica that says something in each turn."""
     clock = VirtualClock()
     flushes: list[int] = []
-    return Scheduler(clock, lambda: flushes.append(clock.ms)), clock, flushes, FakeReplica()
+    turns, replica = Scheduler(clock, lambda: flushes.append(clock.ms)), FakeReplica()
+    replica.say = turns.schedule_flush
+    return turns, clock, flushes, replica
 
 
 def serve(turns: Scheduler) -> None:
@@ -148,7 +154,8 @@ async def test_input_that_has_arrived_is_stepped_before_a_deadline() -> None:
         turns.schedule(replica)
 
     async def socket() -> None:
-        await asyncio.sleep(0)
+        for _ in range(2):  # until the deadline is looked at
+            await asyncio.sleep(0)
         heartbeat_arrives()
 
     reading = asyncio.create_task(socket())
@@ -180,7 +187,7 @@ async def test_a_deadline_that_has_moved_on_costs_no_turn() -> None:
     running = asyncio.create_task(turns.run())
     for now_ms, expected in ((1_005, []), (1_049, []), (1_050, [1_050])):
         clock.ms = now_ms
-        turns._wake_up()
+        turns._wake_up(clock.ms)
         for _ in range(20):
             await asyncio.sleep(0)
         assert replica.core.woken == expected
@@ -256,7 +263,7 @@ async def test_a_thousand_elections_do_not_begin_at_once() -> None:
 
     async def begun_after(pause_ms: int) -> int:
         clock.ms += pause_ms
-        turns._wake_up()
+        turns._wake_up(clock.ms)
         await asyncio.sleep(0.01)
         return sum(bool(replica.core.woken) for replica in followers)
 
@@ -328,14 +335,35 @@ async def test_a_message_of_a_turn_leaves_with_it_and_plans_no_other() -> None:
     assert len(flushes) == count == 2
 
 
+async def test_an_outbox_with_nothing_in_it_stays_shut() -> None:
+    """Most turns have nothing to say. One that says something from outside gets a turn for that alone."""
+    turns, _, flushes, _ = make()
+    silent: Any = FakeReplica()
+    turns.schedule(silent)
+    serve(turns)
+    assert (len(silent.turns), len(flushes)) == (1, 0)
+    turns.schedule_flush()
+    turns.schedule_flush()
+    await asyncio.sleep(0)
+    assert (len(silent.turns), len(flushes)) == (1, 1)
+    turns.schedule(silent)
+    await asyncio.sleep(0)
+    assert (len(silent.turns), len(flushes)) == (2, 1)
+
+
 async def test_a_thousand_turns_at_once_let_others_in_between() -> None:
     """What is read and written between two rounds of the event loop does not wait for all of them; and each
     has one turn, in the order in which they asked."""
     turns, _, flushes, _ = make()
     order: list[int] = []
     replicas: list[Any] = [FakeReplica() for _ in range(3 * MAX_TURNS + 1)]
+
+    def turn(number: int) -> None:
+        order.append(number)
+        turns.schedule_flush()
+
     for number, replica in enumerate(replicas):
-        replica.turn = lambda _, number=number: order.append(number)
+        replica.turn = lambda _, number=number: turn(number)
         turns.schedule(replica)
     seen = []
     for _ in range(5):
@@ -345,3 +373,39 @@ async def test_a_thousand_turns_at_once_let_others_in_between() -> None:
     assert order == sorted(order)
     assert len(flushes) == 4
     assert turns.take_touched() == replicas
+
+
+async def test_a_call_follows_its_turn_and_leads_to_one_other() -> None:
+    """Never within the question. A turn that the call leads to gets its own call in the next round: replicas
+    that go on for ever have two turns in each."""
+    turns, _, flushes, replica = make()
+    calls: list[tuple[int, int]] = []
+
+    def turn(now_ms: int) -> None:
+        replica.turns.append(now_ms)
+        turns.schedule_flush()
+        turns.follow(ended)
+
+    def ended() -> None:
+        calls.append((len(replica.turns), len(flushes)))
+        with turns.completions:
+            turns.schedule(replica)
+
+    replica.turn = turn
+    with turns.burst:
+        turns.schedule(replica)
+    assert calls == [(1, 1)]
+    assert len(replica.turns) == 2
+    await asyncio.sleep(0)
+    assert calls == [(1, 1), (2, 2), (3, 3)]
+    assert len(replica.turns) == 4
+
+
+async def test_a_call_outside_of_turns_comes_in_the_next_round() -> None:
+    """As asyncio makes it."""
+    turns, _, _, _ = make()
+    calls: list[str] = []
+    turns.follow(lambda: calls.append("made"))
+    assert not calls
+    await asyncio.sleep(0)
+    assert calls == ["made"]

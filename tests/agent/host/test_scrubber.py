@@ -122,6 +122,7 @@ def test_the_rate_is_kept_on_the_average() -> None:
     assert pace.pause_ms(500, 500) == 500
     assert pace.pause_ms(500, 600) == 900
     assert pace.pause_ms(100, 1_000_000) == 100
+    assert Pace(0).pause_ms(100, 0) == 0
 
 
 async def test_the_rate_changes_while_it_runs() -> None:
@@ -143,6 +144,20 @@ async def test_the_rate_changes_while_it_runs() -> None:
         assert scrubber.statistics.passes <= stood + 1
         scrubber.set_rate(2**30)
         await until(lambda: scrubber.statistics.passes >= stood + 3)
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def test_a_changed_rate_counts_in_the_middle_of_a_pause() -> None:
+    """At a byte a second the pause behind one look takes hours."""
+    cluster, _ = memory_cluster(1)
+    async with cluster:
+        node = await _filled(cluster)
+        scrubber = _scrubber(node, bytes_per_s=1)
+        task = asyncio.create_task(scrubber.run())
+        await until(lambda: scrubber.statistics.bytes_read > 0)
+        scrubber.set_rate(2**30)
+        await until(lambda: scrubber.statistics.passes >= 2)
         task.cancel()
         await asyncio.wait({task})
 

@@ -100,3 +100,23 @@ def test_a_flood_of_kinds_is_bounded_in_lines_and_in_memory(heard: Heard) -> Non
     refuse("a new one")
     assert heard.lines[-1].endswith("a new one: no member")
     assert len(only._shown) <= KINDS_MAX + 1
+
+
+def test_a_clock_that_is_set_back_silences_nothing(heard: Heard) -> None:
+    """The day before, all would be held back for a day."""
+    refuse("10.0.0.1")
+    heard.now_s -= 86_400
+    refuse("10.0.0.1")
+    refuse("10.0.0.1")
+    assert len(heard.lines) == 2
+
+
+def test_a_flood_before_the_clock_was_set_back_silences_nothing_either(heard: Heard) -> None:
+    """Kinds of then make room."""
+    heard.now_s += 86_400
+    for number in range(KINDS_MAX):
+        refuse(f"stranger {number}")
+    heard.now_s -= 86_400
+    for number in range(3):
+        refuse(f"another {number}")
+    assert len(heard.lines) == KINDS_MAX + 3

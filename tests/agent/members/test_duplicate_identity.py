@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from shoal.agent.log_lines.names import Names
+from shoal.agent.log_lines.schema import event_of
 from shoal.agent.members.duplicate_identity import DuplicateIdentityWatch, Life, find_twin, parse_life
 from shoal.agent.process.errors import StartError
 from shoal.format.timestamps import format_time
@@ -83,6 +86,36 @@ async def test_when_an_agent_started_is_told_by_the_wall_clock(tmp_path: Path) -
         assert document["uptime_seconds"] < 3_600
         own = Life(alone.agent.agent_id, "another run", document["started_at"])
         assert await find_twin(alone.agent.url, own) == Life(own.agent_id, document["run"], own.started_at)
+
+
+async def test_a_former_address_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """After a crash the others still know the former address for seconds, and tell it."""
+    caplog.set_level(logging.INFO)
+    async with answering(OLDER) as url:
+        pass
+    await DuplicateIdentityWatch(OWN, "data").check(url)
+    (record,) = caplog.records
+    assert (record.levelname, event_of(record)) == ("INFO", "former-address")
+    assert vars(record)["repeats"], "once a minute"
+    assert url in record.getMessage()
+
+
+def test_another_address_of_a_peer_is_told_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    """Who has come back elsewhere, or runs twice, as people call it."""
+    caplog.set_level(logging.INFO)
+    peer, names = "c" * 32, Names()
+    names.learn_agent(peer, "herring")
+    with names.in_use():
+        DuplicateIdentityWatch(OWN, "data").on_event(
+            MemberEvent(
+                "conflict", Member(peer, "10.0.0.9", 7946, {"url": "http://10.0.0.9:1"}, "alive", 1, 0)
+            )
+        )
+    (record,) = caplog.records
+    assert (record.levelname, event_of(record)) == ("INFO", "another-address")
+    assert "herring" in record.getMessage()
+    assert "10.0.0.9, gossip port 7946" in record.getMessage()
+    assert peer not in record.getMessage()
 
 
 def test_both_come_to_the_same_answer() -> None:

@@ -142,6 +142,17 @@ async def test_a_name_that_leads_to_somebody_else_moves_nothing(caplog: pytest.L
     ]
 
 
+async def test_a_fault_of_the_name_that_comes_back_is_said_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Months may lie between. The log's filter bounds one that comes and goes."""
+    moves = Moves(OWN)
+    lost = "the name a.example has no address; peers and clients that look it up do not find this agent"
+    await moves.look(times=3)
+    await moves.look(OWN)
+    await moves.look(times=3)
+    assert [record.message for record in caplog.records] == [lost, lost]
+    assert all(vars(record)["repeats"] for record in caplog.records)
+
+
 async def test_where_a_serf_agent_tells_the_address_it_is_only_said(caplog: pytest.LogCaptureFixture) -> None:
     """Once; and a bound address stays whatever the name says."""
     hosted = Moves("10.0.0.9", can_move=False)

@@ -32,10 +32,10 @@ async def test_a_sync_asks_for_a_turn_where_submissions_waited_for_it(tmp_path: 
         durable = replica.disk._on_durable
 
         def counted(ready: Ready) -> None:
-            leader.host.turns._dirty.pop(replica, None)
+            leader.host.turns.dirty.pop(replica, None)
             durable(ready)
             if ready.append:
-                asked.append(replica in leader.host.turns._dirty)
+                asked.append(replica in leader.host.turns.dirty)
 
         replica.disk._on_durable = counted
         begin, held = replica.log.begin_append, list[tuple[Any, Any]]()
@@ -43,7 +43,7 @@ async def test_a_sync_asks_for_a_turn_where_submissions_waited_for_it(tmp_path: 
         answers = [append(leader, "second")]
         await until(lambda: held)  # on its way to the disk
         answers.append(append(leader, "third"))
-        await until(lambda: replica.gathered_deadline_ms is not None)
+        await until(lambda: replica.agenda.gathered_ms is not None)
         replica.log.begin_append = begin  # type: ignore[method-assign]
         begin(*held[0])
         await until(lambda: len(asked) == 2)

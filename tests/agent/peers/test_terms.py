@@ -13,6 +13,7 @@ from listening import serving
 from waiting import until
 
 from shoal.agent.levels import BEFORE_LEVELS, Level, LevelRange
+from shoal.agent.peers.connection import PeerConnection
 from shoal.agent.peers.frames import FrameType
 from shoal.agent.peers.links import PeerUnavailable
 from shoal.agent.peers.terms import (
@@ -142,17 +143,42 @@ async def test_links_to_agents_that_do_not_understand_it_end_when_the_level_rise
         await until(lambda: "the cluster is at level 2, and the agent understands 1" in peer.last_complaint)
 
 
+def connections(node: Node, other: Node) -> list[PeerConnection]:
+    return list(node.links._peers[other.links.agent_id].connections.values())
+
+
+@pytest.mark.parametrize(("lower", "higher"), [("a", "b"), ("b", "a")])
+async def test_a_linked_agent_hears_of_a_higher_level_on_either_side(lower: str, higher: str) -> None:
+    """When the link is opened, and again when the other side makes its links anew."""
+    one, other = Node(lower, levels=NEW), Node(higher, levels=NEW)
+    heard: list[Level] = []
+    one.links.on_level = heard.append
+    other.links.on_level = lambda level: pytest.fail(f"told of {level}")
+    async with nodes(one, other):
+        await until(lambda: connected(one) and connected(other))
+        assert heard == []
+        other.links.set_level(Level(2))
+        other.links.greet_again()
+        await until(lambda: heard)
+        one.links.set_level(Level(2))
+        await until(lambda: connected(one) and connected(other))
+        known, before = len(heard), connections(one, other)
+        other.links.greet_again()
+        await until(lambda: connected(one) and not set(before) & set(connections(one, other)))
+    assert (set(heard), len(heard)) == ({2}, known)
+
+
 @pytest.mark.parametrize(("older", "newer"), [("a", "b"), ("b", "a")])
 async def test_an_agent_hears_on_either_side_that_the_cluster_has_outgrown_it(older: str, newer: str) -> None:
     """The one that is dialled is not greeted any more: the header alone tells it."""
     old, new = Node(older, levels=OLD), Node(newer, levels=NEW)
     new.links.level = Level(2)
     heard: list[str] = []
-    old.links.on_outgrown = lambda: heard.append("old")
-    new.links.on_outgrown = lambda: heard.append("new")
+    old.links.on_level = lambda level: heard.append(f"old {level}")
+    new.links.on_level = lambda level: heard.append(f"new {level}")
     async with nodes(old, new):
-        await until(lambda: "old" in heard)
-    assert "new" not in heard
+        await until(lambda: heard)
+    assert set(heard) == {"old 2"}
 
 
 @pytest.mark.parametrize("number", ["12345", "00001", "0", "-1", "1.5", "10000000000000000000000"])

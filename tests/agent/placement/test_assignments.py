@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,8 +17,9 @@ from shoal.agent.durable.paired_file import PairedFileError
 from shoal.agent.host.unsafe_recovery import EPOCH_BITS
 from shoal.agent.members.roster import Roster
 from shoal.agent.partition.opener import UnknownReplica
+from shoal.agent.partition.status import ReplicaStatus, ServingState
 from shoal.agent.peers.messages import PeerMessageError, decode_hold, encode_hold
-from shoal.agent.placement.assignments import Assignments, is_removed
+from shoal.agent.placement.assignments import RECORDS_PER_TURN, Assignments, is_removed
 from shoal.agent.routing.table import Claim, Delta, RouteTable
 from shoal.agent.topics.catalog_service import CatalogService
 from shoal.errors import ShoalError
@@ -322,3 +324,38 @@ def test_holds_as_bytes() -> None:
             decode_hold(payload[:cut])
     with pytest.raises(PeerMessageError):
         decode_hold(payload[:20] + b"\2" + payload[21:])
+
+
+async def test_a_thousand_records_are_looked_at_in_turns_though_some_go_meanwhile() -> None:
+    """A group whose claim says that this agent is out is found behind all others; a record that is gone when
+    its turn comes is passed over."""
+    number = 1_000
+    groups = [GroupId(GROUP.topic_id, partition) for partition in range(number)]
+    records = {group: ReplicaRecord(group, ReplicaId(1, 5), ReplicaState.ACTIVE) for group in groups}
+    follows = ReplicaStatus(groups[-1], ServingState.ACTIVE, "", configuration=BIRTH)
+    host: Any = SimpleNamespace(
+        replica_records=lambda: iter(records.values()),
+        has=lambda group: group in records,
+        status=lambda group: follows._replace(group=records[group].group),
+    )
+    routes = RouteTable()
+    holding = Assignments(
+        host=host, catalog=cast("CatalogService", None), roster=cast("Roster", FakePeers()), routes=routes
+    )
+    out = [groups[-2], groups[-1]]
+    claims = tuple((group, Claim(group, "leader", 3, 9, OTHER, (OTHER, THIRD))) for group in out)
+    assert routes.apply(Delta(OTHER, "run", 0, 1, 1, False, claims))
+    turns = 0
+
+    async def beside() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            if turns == 2:
+                del records[groups[-2]]
+            await asyncio.sleep(0)
+
+    others = asyncio.create_task(beside())
+    assert await holding._excluded() == [(groups[-1], OTHER)]
+    others.cancel()
+    assert turns >= number // RECORDS_PER_TURN

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.agent.durable.ids import GroupId
-from shoal.agent.levels import BEFORE_LEVELS
+from shoal.agent.levels import BEFORE_LEVELS, SUPPORTED
 from shoal.agent.partition.state.retention import Retention
 from tests.agent.agents import Agents, Running, agents_in, eventually
 from tests.agent.placement.test_rebalancer import Producer, values
@@ -73,9 +73,10 @@ async def test_replicas_take_other_settings_without_a_restart(agents: Agents) ->
     cluster = await agents.cluster(3)
     _, made = await cluster[0].call("PUT", "/v1/topics/t", {"replication_factor": 3})
     group = GroupId(bytes.fromhex(made["id"]), 0)
-    body = {"retention": {"age": "7d", "bytes": 2 << 20}, "segment": {"bytes": 1 << 20, "age": "1h"}}
+    kept = {"age": "7d", "bytes": 2 << 20, "hold_for_groups": True, "acknowledged": True}
+    body = {"retention": kept, "segment": {"bytes": 1 << 20, "age": "1h"}}
     changed = await change(cluster[2], body, if_version=made["settings_version"])
-    wanted = Retention(7 * 86_400_000, 2 << 20, 3_600_000)
+    wanted = Retention(7 * 86_400_000, 2 << 20, 3_600_000, hold_for_groups=True, acknowledged=True)
 
     async def taken() -> bool:
         replicas = [running.agent.host.replica(group) for running in cluster if running.agent.host]
@@ -106,8 +107,10 @@ async def test_a_member_of_the_former_version_keeps_the_factor_as_it_is(agents: 
     for running in (new, old):
         status, problem = await running.call("PATCH", "/v1/topics/t", wanted, timeout="30s")
         assert (status, problem["code"]) == (409, "level-too-low")
-        assert (problem["retriable"], problem["definite"]) == (True, True)
-        assert "needs level 2, and the cluster is at 1: upgrade the members" in problem["detail"]
+        assert (problem["retriable"], problem["definite"]) == (False, True)
+        risen = f"old must be upgraded before it can rise to {SUPPORTED.highest}"
+        why = f"the cluster is at level 1: {risen}"
+        assert problem["detail"].endswith(f"needs level 2, and {why}")
     found = await change(old, {"retention": {"age": "7d"}})
     assert (found["replication_factor"], found["retention"]["age"]) == (1, "7d")
     await old.crash()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import SimpleNamespace
@@ -62,8 +62,16 @@ class FakeReplica:
     left_behind: tuple[ReplicaId, ...] = ()
     """By a group that went quiet."""
     term: int = 1
+    leads: bool = True
+    asked: Callable[[], None] = lambda: None
+    """Called when a look gets to it."""
 
     is_transferring = False
+
+    @property
+    def serves(self) -> bool:
+        self.asked()
+        return self.leads
 
     @property
     def core(self) -> Any:
@@ -118,6 +126,7 @@ class Fixture:
 
     def __init__(self, births: tuple[str, ...], led: int = 1) -> None:
         self.now_ms = 0
+        self.replace_after_ms = REPLACE_AFTER_MS
         self.alive = [SELF, OTHER, THIRD]
         self.silent: set[str] = set()
         self.ghosts: frozenset[str] = frozenset()
@@ -129,8 +138,9 @@ class Fixture:
         self.drained_agents: frozenset[str] = frozenset()
         self.handed_over: list[tuple[int, str]] = []
         """When, and to whom."""
-        settings = TopicSettings(partitions=PARTITIONS)
-        partitions = tuple(PartitionBirth(bounds, births) for bounds in hash_ranges(PARTITIONS))
+        number = max(PARTITIONS, led)
+        settings = TopicSettings(partitions=number)
+        partitions = tuple(PartitionBirth(bounds, births) for bounds in hash_ranges(number))
         self.catalog = Catalog()
         self.catalog.apply(0, CreateTopic(TopicEntry("t", TOPIC, settings, partitions, 0)))
         born = Configuration.birth(births)
@@ -141,7 +151,7 @@ class Fixture:
             host=cast("Host", SimpleNamespace(led_replicas=lambda: self.led, transfer=self.transfer)),
             catalog=lambda: self.catalog,
             now_ms=lambda: self.now_ms,
-            replace_after_ms=lambda: REPLACE_AFTER_MS,
+            replace_after_ms=lambda: self.replace_after_ms,
             lost_replicas=self.lost_replicas,
         )
 
@@ -187,7 +197,7 @@ class Fixture:
         for _ in range(0, duration_ms, step_ms):
             self.now_ms += step_ms
             async with asyncio.TaskGroup() as tasks:
-                self.rebalancer.tick(tasks)
+                await self.rebalancer.look(tasks)
 
     def catch_up(self) -> None:
         for replica in self.led:
@@ -420,7 +430,7 @@ def test_a_leadership_that_came_back_because_it_belonged_here_is_offered_like_an
     (replica,) = fixture.led
     given: Any = replica
     leading = LeaderBalancer(
-        cast("Host", SimpleNamespace(transfer=fixture.transfer)), lambda: 1_000, settle_ms=0
+        cast("Host", SimpleNamespace(transfer=fixture.transfer)), lambda: 1_000, settle_ms=lambda: 0
     )
     other = next(item.id for item in replica.configuration.replicas if item.agent_id == OTHER)
     leading.look([replica.group], {})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -57,6 +59,14 @@ def test_the_file_is_read_anew_each_time(tmp_path: pathlib.Path) -> None:
         ("colour = 'red'", "shoal.toml, line 1, key colour: ", "is no setting"),
         ("[client]\nname = 'a'\n[agent]\nname = 'b/'\n", "shoal.toml, line 4, key name: ", "'b/'"),
         ("agent = 3", "shoal.toml, line 1, key agent: ", "not a table"),
+        ("weight = 3\n[agent]\nname = 'b'\n", "shoal.toml, line 1, key weight: ", "outside of [agent]"),
+        ("name = 'a'\n[agent]\nname = 'b'\n", "shoal.toml, line 1, key name: ", "outside of [agent]"),
+        ("name = 'a'\nagent.name = 'b'\n", "shoal.toml, line 1, key name: ", "outside of [agent]"),
+        (
+            "log-level = 'info'\nlog_level = 'debug'\n",
+            "shoal.toml, line 1, key log-level; shoal.toml, line 2, key log_level: ",
+            "keep one",
+        ),
         ("join = ['a:1']\nlog_level = ", "shoal.toml, line 2, key log_level is not TOML", "at end"),
         ("log_level 'debug'\njoin = []", "shoal.toml, line 1, key log_level is not TOML", "column 11"),
     ],
@@ -67,6 +77,24 @@ def test_a_fault_of_the_file_names_file_line_and_key(
     """Whoever edits it finds the place."""
     said = fault(tmp_path, text)
     assert said.startswith(place), said
+    assert words in said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"weight = {'[' * 20_000}", "nested too deep"),
+        (f"weight = {'7' * 5_000}", "4300"),
+    ],
+)
+def test_a_file_that_the_parser_gives_up_on_is_an_error_of_the_file(
+    tmp_path: pathlib.Path, text: str, words: str
+) -> None:
+    """Python's parser raises other errors for these: nesting beyond its stack, numbers of thousands of
+    digits."""
+    said = fault(tmp_path, text)
+    assert said.startswith("shoal.toml"), said
+    assert " is not TOML: " in said
     assert words in said
 
 
@@ -104,6 +132,53 @@ def test_a_file_that_cannot_be_read(tmp_path: pathlib.Path, content: bytes | Non
     with pytest.raises(ConfigFileError, match=words) as caught:
         read_file(str(path))
     assert str(path) in str(caught.value)
+
+
+def test_a_pipe_is_not_waited_for_when_it_is_read_again(tmp_path: pathlib.Path) -> None:
+    """Nobody may write to it any more: all later reloads, and the end of the process, would wait too."""
+    given = source(tmp_path, "log_level = 'debug'")
+    pathlib.Path(given.path).unlink()
+    os.mkfifo(given.path)
+    with pytest.raises(ConfigFileError, match=r"shoal\.toml is no regular file"):
+        given.read()
+
+
+def test_a_pipe_is_read_to_its_end_at_the_start(tmp_path: pathlib.Path) -> None:
+    """As a shell gives one by `<(...)`, its writer gone already; or a named one, in pieces."""
+    reader, writer = os.pipe()
+    os.write(writer, b"weight = 5")
+    os.close(writer)
+    assert read_file(f"/dev/fd/{reader}").settings == {"weight": 5}
+    os.close(reader)
+
+    path = tmp_path / "shoal.toml"
+    os.mkfifo(path)
+
+    def write() -> None:
+        with open(path, "wb", buffering=0) as file:
+            file.writelines((b"weight ", b"= 6"))
+
+    with ThreadPoolExecutor(1) as others:
+        written = others.submit(write)
+        assert read_file(str(path)).settings == {"weight": 6}
+        written.result()
+
+
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_a_pipe_that_nobody_ends_keeps_no_start_waiting(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, is_opened: bool
+) -> None:
+    """No writer came, or one that neither goes on nor ends."""
+    monkeypatch.setattr("shoal.agent.process.config_source.PIPE_SECONDS_MAX", 0.05)
+    path = tmp_path / "shoal.toml"
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR) if is_opened else None
+    if writer is not None:
+        os.write(writer, b"weight = 5")
+    with pytest.raises(ConfigFileError, match="is a pipe that nobody wrote to the end"):
+        read_file(str(path))
+    if writer is not None:
+        os.close(writer)
 
 
 def test_a_key_that_stands_nowhere_has_no_line() -> None:

@@ -7,6 +7,7 @@ import os
 import pathlib
 import secrets
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -49,9 +50,36 @@ async def test_ready_status_and_stopping_are_told(manager: tuple[str, socket.soc
         assert await received(heard) == "READY=1\nSTATUS=listening: http://127.0.0.1:7070"
         told.status("waiting:\nREADY=1")
         assert await received(heard) == "STATUS=waiting: READY=1"
+        told.status("cannot read /data/\udcff")
+        assert await received(heard) == "STATUS=cannot read /data/\\udcff"
         told.stopping()
         assert await received(heard) == "STOPPING=1"
     assert nothing_more(heard)
+
+
+async def test_a_reload_is_told_of_an_agent_that_is_ready(manager: tuple[str, socket.socket]) -> None:
+    """With the machine's monotonic time, as Type=notify-reload wants it. One that starts or stops would be
+    called ready by it, and says nothing."""
+    address, heard = manager
+    told = ServiceManager({"NOTIFY_SOCKET": address}, PID)
+    with told:
+        with told.reloading():
+            assert nothing_more(heard)
+        assert nothing_more(heard)
+        told.ready("")
+        assert (await received(heard)).startswith("READY=1")
+        before_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
+        with told.reloading():
+            began, when = (await received(heard)).split("\n")
+            assert began == "RELOADING=1"
+            assert 0 <= int(when.removeprefix("MONOTONIC_USEC=")) - before_us < 60_000_000
+            assert nothing_more(heard)
+        assert await received(heard) == "READY=1"
+        told.stopping()
+        assert await received(heard) == "STOPPING=1"
+        with told.reloading():
+            assert nothing_more(heard)
+        assert nothing_more(heard)
 
 
 async def test_the_watchdog_is_fed_by_the_loop_and_by_nothing_else(

@@ -81,6 +81,28 @@ def test_what_is_no_socket_is_left_alone(path: str) -> None:
     assert Path(path).read_text() == "precious"
 
 
+def test_what_has_taken_the_path_since_stays(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """An agent that stops takes a socket away, and nothing else; an agent that starts holds the lock."""
+    ours = listen_at(path)
+    os.unlink(path)
+    Path(path).write_text("precious")
+    remove(path, ours)
+    assert Path(path).read_text() == "precious"
+    assert caplog.records == []
+
+
+def test_a_socket_that_cannot_be_removed_is_said(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """And keeps nobody from stopping: the next start finds that nobody listens there."""
+    os.mkdir("run")
+    ours = listen_at("run/http.sock")
+    os.rename("run", "elsewhere")
+    Path("run").write_text("")
+    remove("run/http.sock", ours)
+    assert [record.message for record in caplog.records] == [
+        "cannot remove the socket run/http.sock: Not a directory"
+    ]
+
+
 @pytest.mark.parametrize("where", ["missing/http.sock", "file/http.sock", "/proc/http.sock", f"{'x' * 108}"])
 def test_a_path_that_cannot_be_written_is_a_clear_refusal(path: str, where: str) -> None:
     """One line that names the flag, the path, the system's reason, and what to do."""
@@ -99,5 +121,11 @@ def test_two_that_begin_at_once_take_turns(path: str, monkeypatch: pytest.Monkey
     fcntl.flock(holder, fcntl.LOCK_EX)
     with pytest.raises(PortError, match=r"another process holds a lock on \."):
         listen_at(path)
+    fcntl.flock(holder, fcntl.LOCK_UN)
+    listener = listen_at(path)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    remove(path, listener)
+    assert os.path.exists(path), "another agent may be about to listen there"
     os.close(holder)
-    remove(path, listen_at(path))
+    remove(path, listener)
+    assert not os.path.exists(path)

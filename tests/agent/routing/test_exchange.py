@@ -18,7 +18,7 @@ import pytest
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.events.change_counter import Watch
-from shoal.agent.routing.exchange import ANNOUNCE_MS, RouteExchange
+from shoal.agent.routing.exchange import ANNOUNCE_MS, CLAIMS_PER_TURN, RouteExchange
 from tests.agent.agents import agents_in, eventually
 from tests.agent.route_cluster import RouteCluster
 from tests.agent.virtual_loop import run_virtually
@@ -245,10 +245,38 @@ async def test_a_peer_that_does_not_answer_is_not_waited_for_long(monkeypatch: p
 
     peers = Silent()
     exchange = RouteExchange(
-        peers=peers, watch=Watch("b"), rng=random.Random(1), claims=list, claim=lambda _: None, touched=list
+        peers=peers, watch=Watch("b"), rng=random.Random(1), held=list, claim=lambda _: None, touched=list
     )
     async with asyncio.timeout(30):
         first = asyncio.create_task(exchange.freshen_everywhere())
         await asyncio.sleep(0.001)
         await asyncio.gather(first, *(exchange.freshen_everywhere() for _ in range(10)))
     assert peers.asked == 2
+
+
+def test_all_claims_are_looked_at_in_turns_and_what_changes_in_between_stands() -> None:
+    """Somebody else has the loop after so many. A group that is held no more is forgotten, one that came
+    meanwhile is kept."""
+
+    async def work(cluster: RouteCluster) -> None:
+        cluster.place()
+        await cluster.settled()
+        agent = cluster.agents["n0"]
+        exchange = agent.exchange
+        gone, other = list(agent.held)[-2:]
+        claim = agent.held.pop(other)
+        exchange.group_changed(other)
+        await asyncio.sleep(0)
+        turns: list[int] = []
+        looking = asyncio.create_task(exchange._refresh_in_turns())
+        while not looking.done():
+            await asyncio.sleep(0)
+            turns.append(len(list(exchange.own.held())))
+            if len(turns) == 1:
+                del agent.held[gone]  # nobody says so
+                agent.hold(claim)
+        assert len(turns) > len(agent.held) // CLAIMS_PER_TURN
+        assert {item.group for item in exchange.own.held()} == agent.held.keys()
+
+    cluster = RouteCluster(3, 4 * CLAIMS_PER_TURN, 5, hint_loss=0.0)
+    run_virtually(cluster.run(work(cluster)))

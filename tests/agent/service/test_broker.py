@@ -19,7 +19,8 @@ from shoal.agent.events.feed import EventFeed
 from shoal.agent.host.free_space import FreeSpace
 from shoal.agent.host.scrubber import Scrubber
 from shoal.agent.interface import Topic
-from shoal.agent.levels import SUPPORTED, LevelRange
+from shoal.agent.levels import FIRST_LEVEL, HOLD, SUPPORTED, LevelRange
+from shoal.agent.members.tags import TAG_LEVELS
 from shoal.agent.partition.status import ServingState
 from shoal.agent.routing.table import Claim, OwnClaims, RouteTable
 from shoal.agent.service.broker import Broker
@@ -83,6 +84,12 @@ class FakeRoster:
     def understood_levels(self) -> dict[str, LevelRange]:
         return {SELF: SUPPORTED, OTHER: self.understood}
 
+    def levels_of_left(self) -> dict[str, LevelRange]:
+        return {}
+
+    def holds_level(self) -> list[str]:
+        return [item.name for item in self.list if item.tags.get(TAG_LEVELS, "").endswith(HOLD)]
+
     def find(self, name_or_id: str) -> Member | None:
         return next((item for item in self.list if name_or_id in (item.name, item.tags["name"])), None)
 
@@ -101,7 +108,7 @@ class FakeCatalog:
     race: Any = None
     """One, or several in their order, before one proposal each."""
     halted: str | None = None
-    local: Any = field(default_factory=lambda: SimpleNamespace(astray=False))
+    local: Any = field(default_factory=lambda: SimpleNamespace(astray=False, level=FIRST_LEVEL))
     kept_replicas: Any = field(default_factory=lambda: SimpleNamespace(here=list))
     birth: tuple[str, ...] = (SELF,)
     told: int = 0
@@ -191,7 +198,8 @@ class Fixture:
         )
         disk: Any = None
         scrubber = Scrubber(host, disk, "", self.broker._clock, bytes_per_s=0)
-        self.joined = Joined(host, catalog, routes, scrubber)
+        letters: Any = None
+        self.joined = Joined(host, catalog, routes, scrubber, letters)
         self.broker.attach(self.joined)
         if catalog_leader is not None:
             self.leads(CATALOG_GROUP, catalog_leader)
@@ -287,13 +295,36 @@ async def test_a_lost_race_is_answered_by_what_was_committed() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+async def test_a_repeated_creation_is_told_that_it_made_the_topic() -> None:
+    """By its key: the answer to an earlier attempt was lost, or that attempt is still under way. The id is a
+    new one all the same, when the topic was deleted in between."""
+    fixture = Fixture()
+    create = fixture.broker.create_topic
+    made, first = await create("t", {"partitions": 2}, 100, "one")
+    assert (made, await create("t", {"partitions": 2}, 100, "one")) == (True, (True, first))
+    for key in ("two", None):
+        assert await create("t", {"partitions": 2}, 100, key) == (False, first)
+    assert (await code(create("t", {"partitions": 3}, 100, "one"))).code == "topic-differs"
+    await fixture.broker.delete_topic("t", 100)
+    made, second = await create("t", {"partitions": 2}, 100, "one")
+    assert (made, second["id"] != first["id"]) == (True, True)
+    for key, is_own in (("three", True), ("four", False), (None, False)):
+        winner = Fixture()
+        await winner.broker.create_topic("u", None, 100, "three")
+        racing = Fixture()
+        racing.catalog.race = winner.catalog.proposed[0]
+        assert (await racing.broker.create_topic("u", None, 100, key))[0] is is_own
+
+
+@pytest.mark.usefixtures("quick")
 async def test_a_change_of_settings() -> None:
     """Committed by id, shown in the answer, told to the peers; refused for a topic that is not there."""
     fixture = Fixture()
     topic = await fixture.topic()
     told = fixture.catalog.told
     document = await fixture.broker.change_topic("t", {"retention": {"age": "1d"}}, 100)
-    assert document["retention"] == {"age": "1d", "bytes": None}
+    kept = {"age": "1d", "bytes": None, "hold_for_groups": False, "acknowledged": False}
+    assert document["retention"] == kept
     assert fixture.catalog.catalog.by_id(topic.id).settings.retention_age_ms == 86_400_000
     assert fixture.catalog.told == told + 1
     assert (await code(fixture.broker.change_topic("t", {"kind": "log"}, 100))).code == "bad-request"

@@ -25,6 +25,7 @@ class LevelRoster(FakeRoster):
 
     understood_levels: Any = Roster.understood_levels
     levels_of_left: Any = Roster.levels_of_left
+    holds_level: Any = Roster.holds_level
 
     def ours(self) -> list[Member]:
         return [item for item in self.list if item.tags["cid"]]
@@ -165,3 +166,10 @@ async def test_nobody_who_is_alive_is_called_gone() -> None:
     assert "n-c is alive" in await fixture.refused(2, "level-refused", ["n-c"])
     for wrong in (["nobody"], [7], [None], "n-b", {"n-b": 1}, ["n-b"] * 65, [OTHER * 100]):
         await fixture.refused(2, "bad-request", wrong)
+
+
+async def test_what_is_no_name_names_nobody() -> None:
+    """A template leaves it behind. An agent that gossip has forgotten has no name either."""
+    fixture = LevelFixture(member(SELF, lv="1-2"), member(GONE, "failed", name=""))
+    for wrong in ([None], [""], ["n-c", None], [True]):
+        assert "is no agent that counts" in await fixture.refused(2, "bad-request", wrong)

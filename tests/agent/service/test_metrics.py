@@ -19,12 +19,13 @@ from prometheus_text import Exposed
 
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.host.free_space import LAST_FREE_BYTES, MIN_FREE_BYTES, SMALL_APPEND_BYTES, FreeSpace
+from shoal.agent.levels import BEFORE_LEVELS, FIRST_LEVEL, Level, LevelRange
 from shoal.agent.metrics.families import FAMILIES
 from shoal.agent.partition.status import ReplicaStatus, ServingState
 from shoal.agent.process.loop_lag import INTERVAL_S, watch_loop_lag
 from shoal.agent.process.process_statistics import process_statistics
 from shoal.agent.service import metrics
-from shoal.agent.service.metrics import REPLICAS_PER_SLICE, of_disk, of_replicas
+from shoal.agent.service.metrics import REPLICAS_PER_TURN, of_disk, of_replicas
 from shoal.errors import ShoalError
 from tests.agent.agents import Agents, Running, agents_in, eventually
 
@@ -174,6 +175,26 @@ async def test_trouble_can_be_seen(agents: Agents) -> None:
     assert (await scraped(first))["shoal_leaderships_lost_total"].value() > 0
 
 
+@pytest.mark.slow
+async def test_levels_are_exposed(agents: Agents) -> None:
+    """An upgraded agent that waits for another one understands more than the cluster's level. A cluster of
+    upgraded agents has the highest one."""
+    present = LevelRange(FIRST_LEVEL, Level(2))
+
+    async def levels_of(agent: Running) -> tuple[float, float]:
+        families = await scraped(agent)
+        return families["shoal_cluster_level"].value(), families["shoal_understood_level"].value()
+
+    old = await agents.alone("old", levels=BEFORE_LEVELS)
+    new = await agents.start("new", present, expect=2, join=[await old.gossip_address()]).until_ready()
+    other = await agents.alone("other", present, cluster="others")
+
+    async def are_known() -> bool:
+        return [await levels_of(agent) for agent in (old, new, other)] == [(1, 1), (1, 2), (2, 2)]
+
+    await eventually(are_known)
+
+
 async def _equals(found: Any, wanted: float) -> bool:
     return bool(await found == wanted)
 
@@ -193,6 +214,7 @@ class Replicas:
             lambda replica: ReplicaStatus(replica.group, ServingState.ACTIVE, "", role, size_bytes=10),
         )
         monkeypatch.setattr(metrics, "_lags", lambda replica: {"f" * 32: replica.group.partition})
+        monkeypatch.setattr(metrics, "_groups_led", lambda host, replica: [])
 
     def open_replicas(self) -> list[Any]:
         return list(self.here.values())
@@ -228,7 +250,7 @@ async def test_a_walk_over_a_thousand_replicas_gives_the_loop_back(monkeypatch: 
     beside = asyncio.create_task(others())
     reading = await replicas.read(partitions=True)
     beside.cancel()
-    assert turns >= 1_000 // REPLICAS_PER_SLICE
+    assert turns >= 1_000 // REPLICAS_PER_TURN
     assert len(reading["shoal_partition_leader"]) == 1_000
     assert reading["shoal_replicas"] == {("leader",): 1_000, ("follower",): 0, ("candidate",): 0}
     assert reading["shoal_log_size_bytes"] == 10_000
@@ -237,13 +259,13 @@ async def test_a_walk_over_a_thousand_replicas_gives_the_loop_back(monkeypatch: 
 
 async def test_replicas_may_come_and_go_during_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is closed meanwhile is not told of; one that does not serve is, by its state."""
-    replicas = Replicas(monkeypatch, 4 * REPLICAS_PER_SLICE)
-    gone = GroupId(b"t" * 16, 4 * REPLICAS_PER_SLICE - 1)
+    replicas = Replicas(monkeypatch, 4 * REPLICAS_PER_TURN)
+    gone = GroupId(b"t" * 16, 4 * REPLICAS_PER_TURN - 1)
     lost, failed = GroupId(b"l" * 16, 0), GroupId(b"l" * 16, 1)
     replicas.stopped = {lost: ServingState.LOST, failed: ServingState.FAILED}
     asyncio.get_running_loop().call_soon(replicas.here.pop, gone)
     reading = await replicas.read(partitions=True)
-    assert reading["shoal_replicas"]["leader",] == 4 * REPLICAS_PER_SLICE - 1
+    assert reading["shoal_replicas"]["leader",] == 4 * REPLICAS_PER_TURN - 1
     assert ("t", str(gone.partition)) not in reading["shoal_partition_term"]
     assert reading["shoal_replicas_out_of_service"] == {("installing",): 0, ("failed",): 1, ("lost",): 1}
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from shoal.agent.interface import Topic
-from shoal.agent.levels import BEFORE_LEVELS, SUPPORTED
+from shoal.agent.levels import BEFORE_LEVELS, HOLD, SUPPORTED
+from shoal.agent.members.tags import TAG_LEVELS
 from shoal.agent.service.topic_admin import RISE_WAIT_MS
 from shoal.agent.topics.catalog import AlterTopic, ChangeTopic, DeleteTopic, RaiseLevel
 from shoal.agent.topics.settings import changed_settings, settings_version
-from tests.agent.service.test_broker import Fixture, code
+from tests.agent.service.test_broker import OTHER, Fixture, code
 
 
 @pytest.fixture(autouse=True)
@@ -78,18 +79,18 @@ async def test_a_change_of_expected_settings() -> None:
 
 
 async def test_below_level_2_replicas_do_not_change_and_retention_does() -> None:
-    """A member of the former version would not understand the command. The refusal may be repeated."""
+    """A member of the former version would not understand the command. The refusal is final, as Kafka's
+    UNSUPPORTED_VERSION is: repeating helps only after somebody has done what it says."""
     fixture = Fixture()
     fixture.roster.understood = BEFORE_LEVELS
     topic = await fixture.topic()
     catalog = fixture.catalog.catalog
     before, read = catalog.by_id(topic.id).settings, fixture.broker.topic_settings("t")["version"]
     refused = await code(fixture.broker.change_topic("t", {"replication_factor": 2}, 100))
-    assert (refused.code, refused.retriable) == ("level-too-low", True)
+    assert (refused.code, refused.retriable, refused.definite) == ("level-too-low", False, True)
     assert refused.detail == (
-        "nothing was changed: another replication factor of t needs level 2, and the cluster is at 1: upgrade"
-        " the members that `shoal cluster level` names, or run `shoal cluster raise-level` if it names none,"
-        " and try again"
+        "nothing was changed: another replication factor of t needs level 2, and the cluster is at level 1:"
+        f" n-b must be upgraded before it can rise to {SUPPORTED.highest}"
     )
     expected = await code(fixture.broker.change_topic("t", {"retention": {"age": "1d"}}, 100, read))
     assert (expected.code, "`if_version` needs level 2" in expected.detail) == ("level-too-low", True)
@@ -120,7 +121,27 @@ async def test_a_level_that_is_about_to_rise_is_waited_for(rises: bool) -> None:
     if rises:
         assert (await changing)["replication_factor"] == 2
     else:
-        assert "`shoal cluster raise-level`" in (await code(changing)).detail
+        why = (
+            f"every member understands {SUPPORTED.highest}; it rises within a minute, and by"
+            " `shoal cluster raise-level` at once"
+        )
+        assert (await code(changing)).detail.endswith(f"level 1: {why}")
+
+
+async def test_who_holds_the_level_stands_in_the_refusal() -> None:
+    """With the command that lifts it: nobody else can, so nothing is waited for."""
+    fixture = Fixture()
+    await fixture.topic()
+
+    def never(*_: object) -> None:
+        raise AssertionError("a level that is held does not rise by itself")
+
+    fixture.catalog.local.wait_until = never
+    other = next(item for item in fixture.roster.list if item.name == OTHER)
+    other.tags[TAG_LEVELS] = f"{SUPPORTED}{HOLD}"
+    refused = await code(fixture.broker.change_topic("t", {"replication_factor": 2}, 100))
+    raised = f"`shoal cluster raise-level` raises it to {SUPPORTED.highest}"
+    assert refused.detail.endswith(f"held by n-b (--hold-level); {raised}")
 
 
 async def test_a_factor_above_the_agents_is_taken_and_said() -> None:
@@ -145,3 +166,15 @@ async def test_a_factor_above_the_agents_is_taken_and_said() -> None:
     assert "note" not in fewer
     everywhere = await fixture.broker.change_topic("t", {"replication_factor": "all"}, 100)
     assert (everywhere["missing_replicas"], everywhere["surplus_replicas"]) == (2, 0)
+
+
+async def test_what_the_former_command_cannot_say_is_refused_below_the_level() -> None:
+    """It would be left out in silence: nothing is changed, and the refusal says why."""
+    fixture = Fixture()
+    fixture.roster.understood = BEFORE_LEVELS
+    topic = await fixture.topic()
+    before = fixture.catalog.catalog.by_id(topic.id).settings
+    error = await code(fixture.broker.change_topic("t", {"retention": {"hold_for_groups": True}}, 100))
+    assert error.code == "level-too-low"
+    assert "this change of t needs level 3" in error.detail
+    assert fixture.catalog.catalog.by_id(topic.id).settings == before

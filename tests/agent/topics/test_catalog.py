@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.agent.levels import AdditionKind, level_of
 from shoal.agent.topics.catalog import (
     AlterTopic,
     Catalog,
@@ -20,19 +22,20 @@ from shoal.agent.topics.catalog import (
     Seal,
     TopicEntry,
 )
-from shoal.agent.topics.catalog_codec import decode_command, encode_command
+from shoal.agent.topics.catalog_codec import decode_command, encode_command, level_of_command
 from shoal.agent.topics.entries import HigherLevel
 from shoal.agent.topics.settings import (
     TopicSettings,
     changed_settings,
+    check_sizes,
     check_topic_name,
-    format_duration,
     settings_from_body,
     settings_table,
     settings_version,
 )
 from shoal.errors import ShoalError
 from shoal.format.hash_ranges import hash_ranges
+from shoal.format.timestamps import format_duration
 
 FIELDS = ("v", "op", "topic", "id", "agent", "name", "settings", "before", "partitions", "version", "topics")
 AGENTS = ("a" * 32, "b" * 32, "c" * 32)
@@ -131,6 +134,7 @@ def test_what_a_patch_may_name() -> None:
         ({"retention": {"bites": 1}}, ["did you mean 'bytes'?"]),
         ({"segment": {"bytes": 1}}, ["bytes must be"]),
         ({"retention": {"age": "soon"}}, ["retention.age"]),
+        ({"retention": {"acknowledged": "yes"}}, ["retention.acknowledged must be true or false"]),
         ({"replication_factor": 0}, ["1 to 7"]),
         ({"replication_factor": 8}, ["1 to 7"]),
         ({"replication_factor": None}, ["1 to 7"]),
@@ -307,7 +311,7 @@ def test_settings_survive_their_document() -> None:
         "kind": "log",
         "partitions": 6,
         "replication_factor": "all",
-        "retention": {"age": "7d", "bytes": None},
+        "retention": {"age": "7d", "bytes": None, "hold_for_groups": True, "acknowledged": False},
         "segment": {"bytes": 1 << 20, "age": "90s"},
         "fsync": False,
     }
@@ -333,7 +337,7 @@ def test_settings_survive_their_document() -> None:
         ({"retention": {"age": "a week"}}, "retention.age"),
         ({"retention": {"age": 0}}, "one second"),
         ({"retention": {"bytes": 5}}, "retention.bytes"),
-        ({"segment": {"bytes": 1}}, "bytes must be"),
+        ({"segment": {"bytes": 1}}, "segment.bytes must be"),
         ({"fsync": "yes"}, "fsync"),
     ],
 )
@@ -351,6 +355,26 @@ def test_differences_are_told_by_name() -> None:
         "partitions is 6, asked was 3"
     ]
     assert TopicSettings().differences(TopicSettings()) == []
+    kept = TopicSettings(retention_age_ms=7 * 86_400_000, segment_bytes=1 << 20, fsync=False)
+    assert kept.differences(TopicSettings(replication_factor="all")) == [
+        "replication_factor is 3, asked was all",
+        "retention.age is 7d, asked was none",
+        "segment.bytes is 1048576, asked was 67108864",
+        "fsync is false, asked was true",
+    ]
+
+
+def test_a_size_that_no_other_language_reads_is_refused_and_a_stored_one_is_read() -> None:
+    """Of a request only: a catalog that holds such goes on."""
+    huge = {"retention": {"bytes": 1 << 53}}
+    for body in (huge, {"replication_factor": 1} | huge):
+        with pytest.raises(ShoalError, match=r"retention\.bytes must be null or at most 9007199254740991"):
+            changed_settings(TopicSettings(), body)
+    stored, _ = settings_from_body(huge)
+    with pytest.raises(ShoalError, match="at most 9007199254740991"):
+        check_sizes(stored)
+    assert changed_settings(stored, {"replication_factor": 1}).retention_bytes == 1 << 53
+    check_sizes(changed_settings(stored, {"retention": {"bytes": (1 << 53) - 1}}))
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "..."])
@@ -383,3 +407,28 @@ def test_wanted_replicas(factor: object, live: int, wanted: int) -> None:
 def test_durations_are_shown_short(duration_ms: int | None, text: str | None) -> None:
     """In the largest unit that is exact."""
     assert format_duration(duration_ms) == text
+
+
+def test_settings_of_a_later_level_stand_in_the_catalog_where_they_are_set() -> None:
+    """Agents of former levels read all other topics; a change of the first level leaves them as they are."""
+    plain, held = TopicSettings(), TopicSettings(hold_for_groups=True)
+    assert plain.to_catalog()["retention"] == {"age": None, "bytes": None}
+    assert held.to_catalog()["retention"] == {"age": None, "bytes": None, "hold_for_groups": True}
+    for settings in (plain, held, TopicSettings(acknowledged=True)):
+        assert settings_from_body(settings.to_catalog())[0] == settings
+    assert settings_version(plain) != settings_version(held)
+    later = level_of(AdditionKind.TOPIC_SETTING, "retention.hold_for_groups")
+    made = entry()
+    alter = AlterTopic(made.topic_id, made.settings, replace(made.settings, hold_for_groups=True))
+    create = CreateTopic(replace(made, settings=replace(made.settings, acknowledged=True)))
+    assert {level_of_command(command) for command in (alter, create)} == {later}
+    assert level_of_command(AlterTopic(made.topic_id, made.settings, made.settings)) < later
+    catalog = folded(
+        CreateTopic(made), alter, ChangeTopic(made.topic_id, replace(made.settings, segment_age_ms=7_000))
+    )
+    assert catalog.topics["t"].settings.hold_for_groups
+    assert catalog.topics["t"].settings.segment_age_ms == 7_000
+    again = Catalog.from_bytes(catalog.to_bytes())
+    assert again.topics["t"] == catalog.topics["t"]
+    assert changed_settings(held, {"retention": {"age": "7d"}}).hold_for_groups
+    assert not changed_settings(held, {"retention": {"hold_for_groups": False}}).hold_for_groups

@@ -19,7 +19,7 @@ from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.events.change_counter import Watch
 from shoal.agent.host.host import Host
-from shoal.agent.levels import SUPPORTED, LevelRange
+from shoal.agent.levels import FIRST_LEVEL, SUPPORTED, Level, LevelRange
 from shoal.agent.members.roster import Roster
 from shoal.agent.partition.plan import Plan
 from shoal.agent.peers.links import PeerUnavailable
@@ -153,6 +153,9 @@ class FakeGroups:
     def set_retention(self, group: GroupId, retention: Any) -> None:
         self.opened[group]["retention"] = retention
 
+    def set_groups(self, group: GroupId, plans: Any) -> None:
+        self.opened[group]["groups"] = plans
+
     def replica_record(self, group: GroupId) -> ReplicaRecord | None:
         return self.records.get(group)
 
@@ -193,6 +196,8 @@ class FakePeers:
     answers: dict[int, Callable[[bytes], bytes]] = field(default_factory=dict)
     asked: list[tuple[str, int]] = field(default_factory=list)
     hints: list[tuple[str, int]] = field(default_factory=list)
+    level: Level = FIRST_LEVEL
+    greeted_again: int = 0
 
     async def request(self, agent_id: str, kind: int, payload: bytes, timeout_ms: int) -> bytes:
         self.asked.append((agent_id, kind))
@@ -206,6 +211,12 @@ class FakePeers:
 
     def live_peers(self) -> list[str]:
         return [OTHER]
+
+    def set_level(self, level: Level) -> None:
+        self.level = level
+
+    def greet_again(self) -> None:
+        self.greeted_again += 1
 
     def catalog_versions(self) -> dict[str, CatalogVersion]:
         return dict(self.versions)

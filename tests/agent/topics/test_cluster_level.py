@@ -19,7 +19,15 @@ from shoal.agent.levels import BEFORE_LEVELS, FIRST_LEVEL, RAISE_AFTER_MS, Level
 from shoal.agent.members.roster import Roster
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.process.errors import StartError
-from shoal.agent.topics.catalog import Catalog, ChangeTopic, Command, CreateTopic, Outcome, RaiseLevel
+from shoal.agent.topics.catalog import (
+    AlterTopic,
+    Catalog,
+    ChangeTopic,
+    Command,
+    CreateTopic,
+    Outcome,
+    RaiseLevel,
+)
 from shoal.agent.topics.catalog_codec import decode_command, encode_command, level_of_command
 from shoal.agent.topics.catalog_service import Applied, CatalogService
 from shoal.agent.topics.catalog_upkeep import LevelUpkeep
@@ -162,7 +170,7 @@ async def test_a_command_above_the_level_is_not_proposed(monkeypatch: pytest.Mon
     fixture.groups.on_append = lambda _: pytest.fail("it was appended")
     module = "shoal.agent.topics.catalog_service.level_of_command"
     monkeypatch.setattr(module, lambda command: TWO)
-    with pytest.raises(ShoalError, match="needs level 2, and the cluster is at 1") as caught:
+    with pytest.raises(ShoalError, match="needs level 2, and the cluster is at level 1") as caught:
         await fixture.service.propose(CreateTopic(entry()), 50)
     assert caught.value.code == "level-too-low"
 
@@ -176,12 +184,19 @@ async def test_an_agent_that_no_longer_understands_the_first_level_reads_its_com
     assert len(catalog.topics) == 2
 
 
-@pytest.mark.parametrize("command", [CreateTopic(entry()), ChangeTopic(b"i" * 16, TopicSettings())])
+@pytest.mark.parametrize(
+    ("command", "level"),
+    [
+        (CreateTopic(entry()), 1),
+        (ChangeTopic(b"i" * 16, TopicSettings()), 1),
+        (AlterTopic(b"i" * 16, TopicSettings(), TopicSettings(replication_factor=1)), 2),
+    ],
+)
 def test_a_command_with_a_setting_of_a_higher_level_is_of_that_level(
-    command: Command, monkeypatch: pytest.MonkeyPatch
+    command: Command, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Agents below refuse settings that they do not know."""
-    assert json.loads(encode_command(command))["v"] == level_of_command(command) == 1
+    assert json.loads(encode_command(command))["v"] == level_of_command(command) == level
     monkeypatch.setitem(levels._LEVELS, (levels.AdditionKind.TOPIC_SETTING, "fsync"), Level(3))
     assert json.loads(encode_command(command))["v"] == level_of_command(command) == 3
 
@@ -197,6 +212,8 @@ class World:
         for number in range(1, topics + 1):
             self.catalog.apply(self.catalog.offset, CreateTopic(entry(number)))
         self.now_ms = 0
+        self.known = FIRST_LEVEL
+        self.replace_after_ms = REPLACE_AFTER_MS
         self.leads = True
         self.said: dict[str, LevelRange] = {SELF: NEW, OTHER: NEW}
         self.left: set[str] = set()
@@ -220,7 +237,7 @@ class World:
             cast("CatalogService", service),
             lambda: self.now_ms,
             holders=self.read_claims,
-            replace_after_ms=REPLACE_AFTER_MS,
+            replace_after_ms=lambda: self.replace_after_ms,
             is_founder=founder,
         )
 
@@ -237,6 +254,7 @@ class World:
     async def after(self, pause_ms: int) -> Level:
         self.now_ms += pause_ms
         self.service.catalog = self.catalog
+        self.service.local = SimpleNamespace(level=max(self.known, self.catalog.level))
         await self.upkeep.look()
         self.catalog.check_invariants()
         return self.catalog.level
@@ -330,6 +348,17 @@ async def test_a_host_that_was_stopped_in_order_may_come_back_as_it_was() -> Non
     await world.after(0)
     assert await world.after(REPLACE_AFTER_MS - 1) == 1
     assert await world.after(1) == 1  # the minute begins now
+    assert await world.after(RAISE_AFTER_MS) == 2
+
+
+async def test_a_host_that_was_stopped_in_order_is_waited_for_as_was_reloaded_last() -> None:
+    """--replace-after may change while the leader runs."""
+    world = World()
+    world.said, world.left_with = {SELF: NEW}, {OTHER: BEFORE_LEVELS}
+    await world.after(0)
+    assert await world.after(RAISE_AFTER_MS) == 1
+    world.replace_after_ms = RAISE_AFTER_MS
+    assert await world.after(0) == 1  # the minute begins now
     assert await world.after(RAISE_AFTER_MS) == 2
 
 

@@ -6,6 +6,7 @@ import pytest
 from raft_group import Group, make_core
 
 from shoal.format.batch import LogIndex, Term
+from shoal.replication.config import RaftConfig
 from shoal.replication.errors import ChangePending, InvalidChange, NotLeader
 from shoal.replication.interfaces import UNBORN, Configuration, Replica, ReplicaId, Run, StoredReplica
 from shoal.replication.messages import MAX_CONFIGURATIONS, AppendRequest, TimeoutNow, Vote
@@ -137,6 +138,58 @@ def test_the_new_majority_commits_the_change() -> None:
     group.drain(0)
     group.settle()
     assert leader.commit_index == leader.last_index
+
+
+def test_no_voter_goes_while_too_few_of_the_others_follow() -> None:
+    """C has crashed, and nobody has noticed it: without B the group could commit nothing, not even the change
+    back. C itself may go."""
+    group = Group()
+    leader = group.elect(0)
+    group.cut = {2}
+    group.pass_time(group.config.election_timeout_ms + 100)
+    assert leader.role is Role.LEADER
+    with pytest.raises(ChangePending, match="follow"):
+        leader.propose_configuration(without(leader, B), group.now_ms)
+    leader.propose_configuration(without(leader, C), group.now_ms)
+    group.drain(0)
+    group.settle()
+    assert leader.commit_index == leader.last_index
+
+
+def test_a_new_leader_counts_on_no_voter_that_has_not_answered_it() -> None:
+    """The former leader has crashed; the new one has heard nothing of it, however short a time it leads."""
+    group = Group()
+    group.elect(0)
+    group.cut = {0}
+    leader = group.elect(1)
+    with pytest.raises(ChangePending, match="follow"):
+        leader.propose_configuration(without(leader, C), group.now_ms)
+
+
+def test_no_learner_votes_while_too_few_of_the_voters_then_follow() -> None:
+    """Of two voters both must agree."""
+    group = Group(1, learners=1)
+    leader = group.elect(0)
+    group.cut = {1}
+    group.pass_time(group.config.election_timeout_ms + 100)
+    with pytest.raises(ChangePending, match="follow"):
+        leader.propose_configuration(promoted(leader, B), group.now_ms)
+
+
+def test_voters_of_a_quiet_group_follow_until_their_agents_fall_silent() -> None:
+    """Nobody is heard there (safety 25)."""
+    config = RaftConfig(quiet_after_ms=2_000, commit_notice_ms=0)
+    for silent in (False, True):
+        group = Group(config=config)
+        leader = group.elect(0)
+        group.pass_time(config.election_timeout_ms * 20)
+        assert leader.state.behaviour.quiet  # type: ignore[attr-defined]
+        if silent:
+            leader.peer_silent("c", group.now_ms)
+            with pytest.raises(ChangePending, match="follow"):
+                leader.propose_configuration(without(leader, B), group.now_ms)
+        else:
+            leader.propose_configuration(without(leader, B), group.now_ms)
 
 
 def test_a_truncated_change_is_undone() -> None:

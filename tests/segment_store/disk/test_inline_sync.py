@@ -5,6 +5,7 @@ import errno
 import os
 import random
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -187,6 +188,20 @@ class TestInTheCall(FileDiskSuite):
         assert type(outcome) is SyncFailed
         assert outcome.errno == (errno.EIO if error == errno.EINTR else error)
         assert (len(syncs), submitted) == (1, [])
+
+    async def test_its_user_says_when_it_answers(self, disk: RingDisk, root: str) -> None:
+        """Writes that were made in the call have one answer together, where the user has a place for it."""
+        calls: list[Callable[[], None]] = []
+        disk.call_soon = calls.append
+        file = await disk.open(f"{root}/a", create=True)
+        told: list[BaseException | None] = []
+        for place in range(2):
+            file.begin_write_and_sync(4 * place, b"data", told.append)
+        await asyncio.sleep(0)
+        assert (len(calls), told) == (1, [])
+        calls[0]()
+        assert told == [None, None]
+        await file.close()
 
     async def test_a_disk_that_closes_tells_everybody(self, disk: RingDisk, root: str) -> None:
         """Its file and it wait for what was made and not told yet."""

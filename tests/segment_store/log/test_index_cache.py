@@ -174,3 +174,42 @@ async def test_a_time_is_found_without_looking_through_the_log() -> None:
         await log.close()
         log = await open_log(disk, config=FORGETFUL)
     await log.close()
+
+
+def _data_bytes(log: PartitionLog, frames: list[Frame]) -> list[int]:
+    """Of each segment, from the frames that it has."""
+    ends = [span.first_index for span in log.spans()[1:]] + [LogIndex(log.last_index + 1)]
+    return [
+        sum(
+            len(frame.data)
+            for frame in frames
+            if frame.stamp.record_count and span.first_index <= frame.stamp.index < end
+        )
+        for span, end in zip(log.spans(), ends, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_segment_knows_the_bytes_of_its_records(seed: int) -> None:
+    """Entries without records do not count, whether its index is in memory or not, and after it was cut."""
+    rng = random.Random(seed)
+    disk = MemoryDisk()
+    log = await open_log(disk, config=FORGETFUL)
+    frames: list[Frame] = []
+    for number in range(SEGMENTS * ENTRIES):
+        first = number % ENTRIES == 0
+        count = rng.randrange(3)
+        frame = next_frame(log, count, fill=number % 251, term=1, first_of_segment=first)
+        await log.append([frame])
+        frames.append(frame)
+        if rng.random() < 0.2:
+            assert [span.data_bytes for span in log.spans()] == _data_bytes(log, frames)
+        if rng.random() < 0.1 and number % ENTRIES > 2:
+            frames.pop()
+            await log.truncate_suffix(frame.stamp.index)
+    assert any(segment.index.is_released for segment in log._segments)
+    assert [span.data_bytes for span in log.spans()] == _data_bytes(log, frames)
+    await log.close()
+    log = await open_log(disk, config=FORGETFUL)
+    assert [span.data_bytes for span in log.spans()] == _data_bytes(log, frames)
+    await log.close()

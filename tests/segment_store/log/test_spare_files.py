@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import random
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pytest
@@ -14,6 +15,7 @@ from store_frames import SMALL, contents, next_frame, open_log
 
 from shoal.format.batch import Frame, LogIndex
 from shoal.segment_store import Disk, DiskFull, LogConfig, OffsetOutOfRange, PartitionLog, open_disk
+from shoal.segment_store.disk import system_calls
 from shoal.segment_store.format.layout import SPARE_SUFFIX
 from shoal.segment_store.log.shared import SharedFiles, SpareBudget
 from shoal.segment_store.log.spare_files import MAX_SPARES, SpareFiles
@@ -263,6 +265,36 @@ async def test_a_nearly_full_disk_keeps_no_spares() -> None:
     await _trim(log, 1)
     assert _names(disk, SPARE_SUFFIX) == []
     await log.close()
+
+
+@pytest.mark.parametrize("kind", ["ring", "threads"])
+@pytest.mark.parametrize(("free_percent", "spares"), [(11, 1), (9, 0)])
+async def test_a_real_disk_is_asked_how_full_it_is(
+    kind: Literal["ring", "threads"],
+    free_percent: int,
+    spares: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With less than a tenth free no spare file is kept, nor taken over from an earlier run."""
+
+    def is_free(percent: int) -> None:
+        monkeypatch.setattr(system_calls, "free_bytes", lambda _: (2**40 * percent // 100, 2**40))
+
+    async def kept() -> int:
+        return sum(name.endswith(SPARE_SUFFIX) for name in await disk.list(str(tmp_path)))
+
+    disk = await open_disk(kind)
+    is_free(free_percent)
+    log = await open_log(disk, str(tmp_path))
+    await _fill(log, 3)
+    await _trim(log, 1)
+    assert await kept() == spares
+    await log.close()
+    is_free(9)
+    await (await open_log(disk, str(tmp_path))).close()
+    assert await kept() == 0
+    await disk.close()
 
 
 async def test_spares_of_a_log_that_is_gone_are_not_trusted() -> None:

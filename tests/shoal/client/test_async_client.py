@@ -512,6 +512,15 @@ async def test_topics_are_created_listed_and_deleted(cluster: FakeCluster) -> No
         assert [topic["name"] for topic in await client.topics()] == names
 
 
+async def test_a_creation_whose_answer_was_lost_is_the_clients_own(cluster: FakeCluster) -> None:
+    """The repeated request finds the topic: it is told that it has made it. Another request has not."""
+    cluster.lose_next_creation = True
+    async with AsyncClient(cluster.urls, QUICK) as client:
+        created, topic = await client.create_topic("t", {"partitions": 2})
+        assert (created, topic["name"], cluster.requests.count("PUT /v1/topics/t")) == (True, "t", 2)
+        assert (await client.create_topic("t", {"partitions": 2}))[0] is False
+
+
 async def test_a_deletion_whose_answer_was_lost_is_done(cluster: FakeCluster) -> None:
     """The repeated request finds no topic: that is success; a topic that never was is not."""
     cluster.create("t", 1)

@@ -255,6 +255,9 @@ def test_nobody_home_wrong_urls_and_unknown_topics_are_clear(cluster: FakeCluste
     for wrong in ("ftp://127.0.0.1:7070", "http://", [], "http://:7070", "http://127.0.0.1:7070?a=b"):
         with pytest.raises(ValueError, match=r"for example http|is not the URL of an agent"):
             Client(wrong)
+    for wrong in ("unix:http.sock", "unix:/run/http.sock", "unix://http.sock"):
+        with pytest.raises(ValueError, match=r"which is like unix:///run/shoal/http\.sock"):
+            Client(wrong)
     cluster.auto_create_topics = False
     with Client(",".join(cluster.urls), QUICK) as client:
         with pytest.raises(ShoalError, match="there is no topic 'nope'"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from functools import partial
@@ -13,8 +15,18 @@ import pytest
 from fake_cluster import FakeCluster
 from waiting import until
 
-from shoal import AsyncClient, ClientClosed, ClientConfig, ProduceFailed, RetryPolicy, Unreachable
+from shoal import (
+    AsyncClient,
+    ClientClosed,
+    ClientConfig,
+    ProduceFailed,
+    RetryPolicy,
+    ShoalError,
+    Unreachable,
+)
 from shoal.client.consume.consumer import TAILS_AHEAD_MAX
+from shoal.client.http import requests
+from shoal.client.http.requests import now_ms
 from shoal.client.produce.producer import batch_of
 
 QUICK = ClientConfig(retry=RetryPolicy(total_ms=10_000), attempt_timeout_ms=5_000, first_contact_ms=100)
@@ -120,6 +132,17 @@ async def test_first_contact_waits_for_a_cluster_that_starts_beside_it() -> None
     assert cluster.topics["t"].partitions[0].values() == [b"x"]
 
 
+async def test_a_slow_refusal_was_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent took a second to refuse for good: nothing was repeated, so nothing was given up."""
+    async with FakeCluster(1) as cluster, AsyncClient(cluster.urls) as client:
+        cluster.create("t", 2)
+        await client.topics()
+        monkeypatch.setattr(requests, "now_ms", lambda: now_ms() + 5_000)
+        with pytest.raises(ShoalError) as error:
+            await client.create_topic("t", partitions=3)
+        assert (error.value.code, "gave up" in str(error.value)) == ("topic-differs", False)
+
+
 async def test_first_contact_has_a_bound_and_says_so() -> None:
     """A wrong URL is no hang; one that no agent can have is not waited for at all."""
     config = ClientConfig(first_contact_ms=2_500)
@@ -158,3 +181,28 @@ async def test_a_follower_who_does_not_read_holds_little(cluster: FakeCluster) -
         assert consumer._lots.qsize() <= TAILS_AHEAD_MAX
         found = [(await asyncio.wait_for(anext(consumer), 40)).value for _ in range(8)]
         assert found == [b"%d" % number for number in range(8)]
+
+
+def test_a_resolver_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a program whose agents have names: nobody waits for an answer that nobody wants any more."""
+    answers = threading.Event()
+
+    def hang(*_: object, **__: object) -> None:
+        answers.wait(60)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    async def ask() -> None:
+        config = ClientConfig(RetryPolicy(total_ms=100), first_contact_ms=0, attempt_timeout_ms=100)
+        async with AsyncClient("http://agents.example:7070", config) as client:
+            with pytest.raises(Unreachable):
+                await client.topics()
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    late = threading.Timer(30, answers.set)
+    late.start()
+    try:
+        asyncio.run(ask())
+        assert not answers.is_set()
+    finally:
+        answers.set()
+        late.cancel()

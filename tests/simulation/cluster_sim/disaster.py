@@ -16,6 +16,7 @@ from log_clients import Connections, NoAnswer
 
 from cluster_sim.invariants import InvariantViolation
 from cluster_sim.node import Node
+from cluster_sim.upgrades import PRESENT
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Disaster:
         await self.start_agents(NODES)
         await self.until(self._catalog_can_lose_one, "the catalog cannot do without an agent")
         survivor, other = self._chosen()
-        topic_id = await simulation._as_client(self._made_without(survivor))
+        topic_id = await simulation._as_client(self._made_without(survivor, other))
         held = self._synced_segments(other, topic_id)
         simulation.trace("DISASTER", f"{survivor.name} is left, {other.name} is away")
         for node in list(simulation.nodes):
@@ -65,6 +66,9 @@ class Disaster:
         await self.until(lambda: other.is_ready, f"{other.name} is not ready again")
         await simulation._as_client(self._force_partitions())
         await self.until(self._is_well, "the partitions that are left are not led")
+        if simulation.holds_level:
+            raised = simulation.upgrades.is_raised
+            await self.until(lambda: raised(survivor) and raised(other), "the level has fallen for good")
         if held:
             await self._still_there(other, held, topic_id)
 
@@ -109,12 +113,18 @@ class Disaster:
                     found.append(path)
         return found
 
-    async def _made_without(self, survivor: Node) -> str:
-        """While one agent is away a topic is made, and records are acknowledged; its id."""
+    async def _made_without(self, survivor: Node, other: Node) -> str:
+        """While one agent is away a topic is made, and records are acknowledged; its id. The level rises,
+        too, where an operator has held it, and the other agent that will be left hears of it."""
         simulation = self._simulation
         survivor.kill()
         await asyncio.sleep(AWAY_S)
         agents = [node for node in simulation.nodes if node is not survivor]
+        if simulation.holds_level:
+            await self.ask(agents, "POST", "/v1/cluster/level", {"level": PRESENT.highest})
+            await self.until(
+                lambda: simulation.upgrades.is_raised(other), f"{other.name} has not heard of it"
+            )
         body = {"partitions": 2, "replication_factor": 3}
         made = await self.ask(agents, "PUT", f"/v1/topics/{MADE_MEANWHILE}", body)
         for number in range(RECORDS):

@@ -138,6 +138,8 @@ class Invariants:
         self._fewest: dict[bytes, int] = {}
         """By topic: the smallest replication factor that was asked for, where it is below three."""
         self.checks = 0
+        self.also: list[Callable[[str, Replica, int], None]] = []
+        """Asked about each replica whose commit index has moved, with the birth of its group."""
         self.violation: InvariantViolation | None = None
 
     def may_be_lowered(self, topic_id: bytes, factor: int | str) -> None:
@@ -206,6 +208,8 @@ class Invariants:
                 self._leads(truth, where, replica)
             self._committed(truth, where, replica, seen.commit)
             core.check_invariants()
+            for look in self.also:
+                look(where, replica, generation_of(replica.replica_id) or 0)
         seen.term, seen.commit = core.term, core.commit_index
 
     def _leads(self, truth: _GroupTruth, where: str, replica: Replica) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, fields
 
+GROUPS = (("shared",), ("exclusive",), ("key-ordered",), ("shared", "exclusive", "key-ordered"))
+
 
 @dataclass(frozen=True)
 class Knobs:
@@ -61,6 +63,7 @@ class Knobs:
     little_memory: bool  # agents take few requests and few bytes at once, and strangers fill one of them
     upgrades: bool  # hosts change to another version of Shoal, and back
     alterations: bool  # somebody changes the topic's replication factor and another setting
+    groups: tuple[str, ...]  # modes of the groups whose consumers work on a topic
     only: tuple[str, ...] = ()  # names of faults: no others then; never drawn
 
     @classmethod
@@ -115,6 +118,7 @@ class Knobs:
             little_memory=rng.random() < 0.3,
             upgrades=rng.random() < 0.25,
             alterations=rng.random() < 0.3,
+            groups=rng.choice(GROUPS) if rng.random() < 0.35 else (),
         )
 
     @classmethod

@@ -11,6 +11,7 @@ from shoal.agent.levels import SUPPORTED, LevelRange, range_from_text
 from shoal.agent.members.roster import Roster
 from shoal.agent.members.tags import TAG_LEVELS
 from shoal.agent.topics import catalog_service, catalog_upkeep
+from shoal.agent.topics.local_catalog import LocalCatalog
 
 Patch = tuple[Any, str, Any]
 
@@ -35,3 +36,8 @@ def start_above_the_own_levels() -> list[Patch]:
         (OutgrownWatch, "suspect", lambda _: None),
         (catalog_service, "level_of_command", lambda _: SUPPORTED.lowest),
     ]
+
+
+def forget_the_level_before_a_recovery() -> list[Patch]:
+    """A cluster has the level of the state that it goes on from, whatever it had before."""
+    return [(LocalCatalog, "level", property(lambda self: self.catalog.level))]

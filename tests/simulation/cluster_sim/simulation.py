@@ -43,6 +43,7 @@ from cluster_sim.limits_met import counted, to_text
 from cluster_sim.loop import LIFE, WATCHED_ROUNDS, Life, SimLoop
 from cluster_sim.network import Conditions, Network
 from cluster_sim.node import Node
+from cluster_sim.queues import Queues
 from cluster_sim.topics import TopicClient
 from cluster_sim.upgrades import Upgrades
 from cluster_sim.verdict import Verdict
@@ -116,6 +117,7 @@ class ClusterSimulation:
         self.pool = BlockingPool()
         self.crowd = Crowd(self.loop)
         self.upgrades = Upgrades(self)
+        self.queues = Queues(self)
         self.nemesis = Nemesis(self)
         self.verdict = Verdict(self)
         self.producers: list[Producer] = []
@@ -162,7 +164,8 @@ class ClusterSimulation:
             f"{self.loop.elapsed_ms} ms, {self.loop.handles_run} steps, {len(self.nodes)} agents, "
             f"{faults} faults, {self.history.acknowledged_records} records acknowledged, "
             f"{len(self.history.polls)} reads, "
-            f"{self.invariants.checks} checks, limits met: {to_text(self.limits_met)}; "
+            f"{self.invariants.checks} checks, {self.queues.summary()}"
+            f"limits met: {to_text(self.limits_met)}; "
             f"trace {self.trace_hash}"
         )
 
@@ -186,6 +189,7 @@ class ClusterSimulation:
             little_memory=self.knobs.little_memory,
         )
         places += [*counted(self.limits_met), *self.upgrades.replacements()]
+        places += self.queues.invariants.listeners() if self.queues.is_on else []
         collects = gc.isenabled()
         gc.disable()  # a coroutine collected at a moment of chance would run its `finally` then
         log = _Log(self)
@@ -219,7 +223,9 @@ class ClusterSimulation:
         await self._until(
             lambda: all(node.is_ready for node in self.nodes), START_LIMIT_S, "Start", "not ready"
         )
-        await self._as_client(self.topics.create(TOPIC, self._topic_body()))
+        await self._as_client(self.topics.create(TOPIC, self.topic_body(self.knobs.partitions)))
+        if self.queues.is_on:
+            await self._as_client(self.queues.start())
         self.upgrades.look()
         self.calm_weather()
         for node in self.nodes:
@@ -251,6 +257,9 @@ class ClusterSimulation:
         if self.nemesis.exchanged is None:  # an agent that never comes back keeps the level as it is
             said = "not all are at the level of the present version"
             await self._until(self.upgrades.is_over, RAISED_LIMIT_S, "Liveness", said)
+        if self.queues.is_on:
+            await self._as_client(self.queues.drain())
+            await verdict.until_caught_up(CAUGHT_UP_LIMIT_S)
         await self._as_client(verdict.judge())
         if self.knobs.births:
             await Births(self).run()
@@ -280,10 +289,11 @@ class ClusterSimulation:
     async def _as_client(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return await self.loop.spawn(self.clients, coroutine)
 
-    def _topic_body(self) -> dict[str, Any]:
+    def topic_body(self, partitions: int) -> dict[str, Any]:
+        """What a topic of the simulation is made with."""
         knobs = self.knobs
         body: dict[str, Any] = {
-            "partitions": knobs.partitions,
+            "partitions": partitions,
             "replication_factor": BORN[FACTOR],
             "segment": {"bytes": knobs.segment_bytes, "age": BORN[AGE]},
         }
@@ -293,6 +303,7 @@ class ClusterSimulation:
 
     def _start_clients(self) -> list[asyncio.Task[Any]]:
         clients = [*self._partition_clients(), *self._topic_clients()]
+        clients += self.queues.clients() if self.queues.is_on else []
         return [self.loop.spawn(self.clients, client.run()) for client in clients]
 
     def _topic_clients(self) -> list[AnyTopicClient]:
@@ -321,6 +332,11 @@ class ClusterSimulation:
     def alters(self) -> bool:
         """Not where a disk is lost: its replicas count until `replace_after`, and what is too many waits."""
         return self.knobs.alterations and not self.knobs.lost_disk
+
+    @property
+    def holds_level(self) -> bool:
+        """The level is raised in the disaster, while one agent is away. A lost disk's agent forbids that."""
+        return self.knobs.disaster and not (self.knobs.upgrades or self.alters or self.knobs.lost_disk)
 
     def _partition_clients(self) -> list[Producer | Reader]:
         knobs = self.knobs
@@ -362,6 +378,7 @@ class ClusterSimulation:
             "expect": self.knobs.nodes,
             # One machine, where followers may wait for entries, or one for each agent.
             "failure_domain": f"host-{index}" if self.seed % 2 else "one",
+            "hold_level": self.holds_level,
         }
         node = Node(
             index,

@@ -135,9 +135,11 @@ class Upgrades:
 
     def is_over(self) -> bool:
         """Every agent has the level of the present version, once no host with another one is missing."""
-        return all(
-            node.agent is not None
-            and node.agent.cluster is not None
-            and node.agent.cluster.joined.catalog.catalog.level == PRESENT.highest
-            for node in self._simulation.nodes
-        )
+        return self._simulation.holds_level or all(map(self.is_raised, self._simulation.nodes))
+
+    @staticmethod
+    def is_raised(node: Node) -> bool:
+        """Whether the catalog there is at the level of the present version."""
+        agent = node.agent
+        catalog = None if agent is None or agent.cluster is None else agent.cluster.joined.catalog.catalog
+        return catalog is not None and catalog.level == PRESENT.highest

@@ -16,6 +16,8 @@ from log_history import Checker, FinalLog, Partition
 
 from cluster_sim.invariants import InvariantViolation
 from cluster_sim.node import Node
+from cluster_sim.queues import PARTITIONS as QUEUE_PARTITIONS
+from cluster_sim.queues import TOPIC as QUEUE
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.host.host import Host
 from shoal.agent.partition.replica import Replica
@@ -333,6 +335,7 @@ class Verdict:
         """From the leader through some agent, one partition record by record; from every replica."""
         simulation = self._simulation
         by_record = simulation.rng.randrange(simulation.knobs.partitions)
+        await self._read_queues()
         for number in range(simulation.knobs.partitions):
             partition = ("events", number)
             asked = simulation.rng.choice(simulation.nodes)
@@ -341,6 +344,17 @@ class Verdict:
                 if self._holds(node, number):
                     finals.append(await self._read_one(node, partition, local=True, arrow=True))
             simulation.history.finals += finals
+
+    async def _read_queues(self) -> None:
+        """What groups worked on, at the leaders."""
+        simulation = self._simulation
+        if not simulation.queues.is_on:
+            return
+        asked = simulation.rng.choice(simulation.nodes)
+        places = [(QUEUE, number) for number in range(QUEUE_PARTITIONS)]
+        finals = [await self._read_one(asked, place, local=False, arrow=True) for place in places]
+        simulation.history.finals += finals
+        simulation.queues.judge(finals)
 
     async def _read_one(self, node: Node, partition: Partition, *, local: bool, arrow: bool) -> FinalLog:
         """Damage that nobody has read before is found now, and gets its time to be mended."""

@@ -45,7 +45,7 @@ from cluster_sim.crowd import HOARD_BYTES, PLACES
 from cluster_sim.loop import LIFE, Life, SimLoop
 from cluster_sim.network import Network
 from cluster_sim.raw_socket import Sockets
-from shoal.agent.host.host import HostConfig
+from shoal.agent.host.config import HostConfig
 from shoal.agent.partition.state.idempotence import PRODUCER_BYTES, ProducerTable
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.topics import catalog_service as catalog_follow

@@ -51,6 +51,24 @@ async def test_change_a_topic(agent: Agent) -> None:
     assert (changed.status, changed.problem("settings-changed")["settings_version"]) == (409, "01")
 
 
+async def test_the_key_of_a_creation_reaches_the_catalogs_leader() -> None:
+    """A repeated request is answered as the first was, whichever agent it is sent to."""
+    key = {"Idempotency-Key": "0123"}
+    async with two_agents() as (first, second):
+        first.broker.cluster.catalog_leader_id = second.broker.agent_id
+        for agent in (first, second, first):
+            answer = await agent.request("PUT", "/v1/topics/new", {"partitions": 2}, headers=key)
+            assert answer.status == 201
+        for others in ({}, {"Idempotency-Key": "4567"}):
+            assert (
+                await first.request("PUT", "/v1/topics/new", {"partitions": 2}, headers=others)
+            ).status == 200
+        for wrong in ("", "x" * 129, "\u00e4"):
+            answer = await first.request("PUT", "/v1/topics/other", {}, headers={"Idempotency-Key": wrong})
+            assert "Idempotency-Key" in answer.problem("bad-request")["detail"], wrong
+        assert "other" not in first.broker.cluster.topics
+
+
 async def test_a_condition_reaches_the_catalogs_leader() -> None:
     """However the request comes there."""
     async with two_agents() as (first, second):

@@ -14,6 +14,8 @@ from description_rules import broken_rule
 from http_fixtures import one_agent
 from json_schema import faults
 
+from shoal.agent.http.admission.limits import HttpLimits
+
 ROUNDS = 15
 # What ends the agent, has no end, or is no request for clients.
 LEFT_OUT = frozenset({"leave", "followEvents", "peer"})
@@ -28,7 +30,7 @@ MET = {404, 409, 410, 416, 421}
 async def test_every_answer_is_as_described(seed: int) -> None:
     """What fits the description is not called wrong, what does not is; no request makes the agent fail;
     answers have a described form; problems say what is wrong."""
-    async with one_agent() as agent:
+    async with one_agent(HttpLimits(wait_ms=50)) as agent:
         document = (await agent.get("/openapi.json")).json
         taken = refused = 0
         for made in requests_of(document, seed, ROUNDS, LEFT_OUT):

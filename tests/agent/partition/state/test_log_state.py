@@ -8,13 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.partition.pending import Waiter, WaitQueue
-from shoal.agent.partition.state.log_state import (
-    ELAPSED_STEP_US,
-    Checkpoint,
-    FoldError,
-    PartitionState,
-    check_chain,
-)
+from shoal.agent.partition.state.checkpoint import Checkpoint, FoldError
+from shoal.agent.partition.state.log_state import ELAPSED_STEP_US, PartitionState, check_chain
 from shoal.agent.submission import Appended
 from shoal.errors import ShoalError
 from shoal.format.batch import (
@@ -305,4 +300,4 @@ def test_a_checkpoint_without_elapsed_time_goes_on_by_append_times() -> None:
     older = b"SHCP\x01\x00" + data[6:40] + data[48:]
     assert Checkpoint.from_bytes(older) == checkpoint._replace(elapsed_us=checkpoint.append_time_us)
     with pytest.raises(FoldError):
-        Checkpoint.from_bytes(b"SHCP\x03\x00" + data[6:])
+        Checkpoint.from_bytes(b"SHCP\x04\x00" + data[6:])

@@ -39,17 +39,18 @@ class Span(NamedTuple):
     first_offset: int = 0
     end_offset: int = 10
     size_bytes: int = 100
+    data_bytes: int = 90
     first_append_time_us: int = 1
     last_append_time_us: int = 1
 
 
-def _spans(*ages_s: int, now_us: int = 1000 * SECOND_US, size_bytes: int = 100) -> list[Span]:
+def _spans(*ages_s: int, now_us: int = 1000 * SECOND_US) -> list[Span]:
     """Segments whose last entries are so old."""
+    times_us = [now_us - age * SECOND_US for age in ages_s]
     return [
-        Span(LogIndex(1 + 10 * place), 10 * place, 10 * place + 10, size_bytes, now_us - age * SECOND_US,
-             now_us - age * SECOND_US)
-        for place, age in enumerate(ages_s)
-    ]  # fmt: skip
+        Span(LogIndex(1 + 10 * place), 10 * place, 10 * place + 10, 100, 90, time_us, time_us)
+        for place, time_us in enumerate(times_us)
+    ]
 
 
 NOW_US = 1000 * SECOND_US
@@ -86,6 +87,52 @@ class TestPure:
             keep = Retention(size_bytes=size)
             spans = _spans(3, 2, 1)
             assert keep.to_trim(spans, commit_index=99, held_index=99, age_us=_age) == first, size
+
+    def test_what_agents_note_beside_the_records_takes_no_record_away(self) -> None:
+        """However much it is, where there are consumer groups; else all bytes count."""
+        spans = [span._replace(size_bytes=10_000, data_bytes=10) for span in _spans(3, 2, 1)]
+        for size, of_groups, of_none in ((31, None, 21), (30, None, 21), (20, 11, 21), (1, 21, 21)):
+            keep = Retention(size_bytes=size)
+            for done, first in ((Offset(0), of_groups), (None, of_none)):
+                found = keep.to_trim(spans, commit_index=99, held_index=99, age_us=_age, done_before=done)
+                assert found == first, (size, done)
+
+    def test_groups_hold_records_back_but_not_for_ever(self) -> None:
+        """What some group is not done with stays up to twice as long; without groups nothing does."""
+        keep = Retention(age_ms=50_000, hold_for_groups=True)
+        for done, first in ((None, 21), (0, None), (9, None), (10, 11), (19, 11), (20, 21), (30, 21)):
+            found = keep.to_trim(
+                _spans(95, 85, 40),
+                commit_index=99,
+                held_index=99,
+                age_us=_age,
+                done_before=None if done is None else Offset(done),
+            )
+            assert found == first, done
+        late = _spans(101, 85, 40)
+        assert keep.to_trim(late, commit_index=99, held_index=99, age_us=_age, done_before=Offset(0)) == 11
+        loose = Retention(age_ms=50_000)
+        assert loose.to_trim(late, commit_index=99, held_index=99, age_us=_age, done_before=Offset(0)) == 21
+
+    def test_what_all_groups_are_done_with_goes_at_once(self) -> None:
+        """But not from a replica that lags, nor while there is no group."""
+        keep = Retention(acknowledged=True)
+        assert not keep.is_unlimited
+        for done, held, first in (
+            (None, 99, None), (0, 99, None), (10, 99, 11), (25, 99, 21), (30, 99, 21),
+            (25, 15, 11), (25, 9, None),
+        ):  # fmt: skip
+            found = keep.to_trim(
+                _spans(3, 2, 1),
+                commit_index=99,
+                held_index=held,
+                age_us=_unknown,
+                done_before=None if done is None else Offset(done),
+            )
+            assert found == first, (done, held)
+        both = Retention(size_bytes=100, hold_for_groups=True, acknowledged=True)
+        spans = _spans(3, 2, 1)
+        assert both.to_trim(spans, commit_index=99, held_index=99, age_us=_age, done_before=Offset(15)) == 11
 
     def test_uncommitted_checkpoints_stop_it(self) -> None:
         """What is left begins with a committed entry."""

@@ -68,6 +68,19 @@ def test_a_hint_is_taken_only_if_it_says_something_new() -> None:
     assert table.leader_changes == 1
 
 
+def test_a_first_leader_is_no_change_of_leaders() -> None:
+    """The first record of a new topic was told as `1 leader change`. One that is lost and followed is one."""
+    table = RouteTable()
+    table.learn(document(0, None))
+    table.learn(document(1, "http://b"))
+    assert table.leader_changes == 0
+    table.learn(document(2, None))
+    table.learn(document(2, "http://c"))
+    assert table.leader_changes == 1
+    table.learn(document(3, "http://b"))
+    assert table.leader_changes == 2
+
+
 def test_a_sealed_partition_takes_no_appends() -> None:
     """Its range belongs to its successors."""
     table = RouteTable()

@@ -1,0 +1,250 @@
+"""Consumer groups on the command line: shown, changed, and consumed by commands of the user's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pathlib
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import typer
+from command_line import assert_one_line, finish, run, start
+from fake_cluster import FakeCluster
+from fake_group_routes import FakeGroups
+
+from shoal.agent.cli.group import changeable, consumer_rows, start_text, totals_text
+from shoal.agent.cli.main import app
+from shoal.agent.cli.terminal.completion import complete_group
+from shoal.agent.cli.terminal.output import CliError
+from shoal.agent.groups.place import START
+from shoal.client.produce.producer import batch_of
+
+
+@pytest.fixture
+async def groups() -> AsyncIterator[FakeGroups]:
+    """One agent with a topic of two partitions."""
+    cluster = FakeCluster(1)
+    groups = FakeGroups(cluster)
+    async with cluster:
+        topic = cluster.create("payments", 2)
+        for number, log in enumerate(topic.partitions):
+            log.append([batch_of([b"%d-%d" % (number, row) for row in range(5)])], None)
+        yield groups
+
+
+def url(groups: FakeGroups) -> str:
+    return groups.cluster.urls[0]
+
+
+def undone(groups: FakeGroups) -> int:
+    return sum(
+        desk.group.spans.undone + desk.feed.count(desk.group.next, desk.append_us)
+        for desk in groups.desks("payments", "billing")
+    )
+
+
+async def test_a_group_is_made_shown_changed_and_deleted(groups: FakeGroups) -> None:
+    """Each command says what it did, and JSON is the agents' own document."""
+    agent = url(groups)
+    none = await run("group", "list", "payments", agent=agent)
+    assert (none.code, none.stdout) == (0, "")
+    assert "shoal group create payments NAME" in none.stderr
+    made = await run(
+        "group", "create", "payments", "billing", "--visibility", "2m", "--max-attempts", "none",
+        "--retry-first", "10s", "--dead", "drop", agent=agent,
+    )  # fmt: skip
+    assert made.code == 0
+    assert "group billing of payments created shared; visibility 2m; attempts without end" in made.stderr
+    again = await run("group", "create", "payments", "billing", agent=agent)
+    assert_one_line(again, "group-differs", "shoal group change")
+    shown = await run("group", "describe", "payments", "billing", agent=agent)
+    assert shown.stdout.startswith("group billing of payments, shared, id ")
+    assert "lag 10 messages" in shown.stdout
+    assert "PARTITION  POSITION  END  LAG" in shown.stdout
+    document = json.loads(
+        (await run("group", "describe", "payments", "billing", "--json", agent=agent)).stdout
+    )
+    assert document["retry"]["first"] == "10s"
+    paused = await run("group", "pause", "payments", "billing", agent=agent)
+    assert "shared, PAUSED" in paused.stderr
+    assert "yes" in (await run("group", "list", "payments", agent=agent)).stdout
+    assert "PAUSED" not in (await run("group", "resume", "payments", "billing", agent=agent)).stderr
+    changed = await run("group", "change", "payments", "billing", "--retry-most", "1h", agent=agent)
+    assert "up to 1h" in changed.stderr
+    assert_one_line(await run("group", "change", "payments", "billing", agent=agent), "nothing to change")
+    stale = await run(
+        "group", "change", "payments", "billing", "--session", "5s", "--if-version", "0", agent=agent
+    )
+    assert_one_line(stale, "settings-changed")
+    assert_one_line(await run("group", "delete", "payments", "billing", agent=agent), "--yes")
+    gone = await run("group", "delete", "payments", "billing", "--yes", agent=agent)
+    assert gone.stderr.strip() == "group billing of payments is deleted"
+    unknown = await run("group", "describe", "payments", "billing", agent=agent)
+    assert_one_line(unknown, "unknown-group", "shoal group list")
+
+
+async def test_a_group_is_sought_redriven_and_decided(groups: FakeGroups) -> None:
+    """An offset belongs to one partition, a time to all; what cannot be is said before anybody is asked."""
+    agent = url(groups)
+    groups.create("payments", "billing")
+    latest = await run("group", "seek", "payments", "billing", "--to", "latest", "--yes", agent=agent)
+    assert latest.stderr.splitlines() == [
+        "payments/0: group billing goes on at 5", "payments/1: group billing goes on at 5"
+    ]  # fmt: skip
+    assert undone(groups) == 0
+    one = await run(
+        "group", "seek", "payments", "billing", "--to", "2", "-p", "1", "--yes", "--json", agent=agent
+    )
+    assert [entry["offset"] for entry in json.loads(one.stdout)["partitions"]] == [2]
+    assert undone(groups) == 3
+    early = await run(
+        "group", "seek", "payments", "billing", "--to", "earliest", "-p", "0", "--yes", agent=agent
+    )
+    assert early.code == 0
+    assert undone(groups) == 8
+    for words, said in (
+        (("--to", "7"), "add --partition"),
+        (("--to", "-7"), "counts from the end"),
+        (("--to", "9", "-p", "0"), "beyond-end"),
+        (("--to", "latest", "-p", "9"), "no partition 9"),
+    ):
+        refused = await run("group", "seek", "payments", "billing", *words, "--yes", agent=agent)
+        assert_one_line(refused, said)
+    groups.redriven = 3
+    redriven = await run("group", "redrive", "payments", "billing", "--limit", "7", agent=agent)
+    assert redriven.stderr.strip() == "3 messages of payments for billing"
+    assert groups.said("redrive") == [{"limit": 7}]
+    decided = await run(
+        "group", "decide", "payments", "billing", "retry", "-p", "1", "--offset", "4", agent=agent
+    )
+    assert decided.stderr.strip() == "payments/1 offset 4: retry"
+    assert groups.said("decide") == [{"partition": 1, "offset": 4, "action": "retry"}]
+
+
+async def test_messages_are_written_and_acknowledged(groups: FakeGroups) -> None:
+    """As text, JSON and by a template; the command ends when all is done. --no-ack changes nothing."""
+    agent = url(groups)
+    looked = await run("consume", "payments", "--group", "billing", "--no-ack", agent=agent)
+    assert len(looked.stdout.splitlines()) == 10
+    assert undone(groups) == 10
+    some = await run(
+        "consume", "payments", "--group", "billing", "--limit", "3", "-f", "%p %o %v\\n", agent=agent
+    )
+    assert len(some.stdout.splitlines()) == 3
+    rest = await run("consume", "payments", "--group", "billing", "-o", "json", agent=agent)
+    found = [json.loads(line) for line in rest.stdout.splitlines()]
+    lines = {f"{one['partition']} {one['offset']} {one['value']}" for one in found}
+    assert lines | set(some.stdout.splitlines()) == {f"{p} {n} {p}-{n}" for p in range(2) for n in range(5)}
+    assert len(lines) == 7
+    assert undone(groups) == 0
+    assert (await run("consume", "payments", "--group", "billing", agent=agent)).stdout == ""
+
+
+async def test_each_message_runs_a_command(groups: FakeGroups, tmp_path: pathlib.Path) -> None:
+    """Its value on standard input, where it is from in variables; a status other than 0 has it come again."""
+    agent = url(groups)
+    groups.create("payments", "billing", retry={"first": "0s", "most": "0s"})
+    place = "$SHOAL_PARTITION/$SHOAL_OFFSET/$SHOAL_ATTEMPT"
+    command = f"test {place} != 1/2/1 && (cat; echo) >> {tmp_path}/seen"
+    ran = await run("consume", "payments", "--group", "billing", "--exec", command, agent=agent)
+    assert ran.code == 0
+    assert sorted((tmp_path / "seen").read_text().split()) == [f"{p}-{n}" for p in range(2) for n in range(5)]
+    lines = ran.stderr.splitlines()
+    assert lines == [
+        "payments/1 offset 2: the command ended with 1", "10 messages done, 1 failed"
+    ]  # fmt: skip
+    assert groups.said("nack")[0]["reason"] == "the command ended with 1"
+    assert undone(groups) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_releases_what_was_not_begun(
+    groups: FakeGroups, tmp_path: pathlib.Path, number: signal.Signals
+) -> None:
+    """The command in hand is told to end; its message counts no attempt, and all is free at once."""
+    agent = url(groups)
+    command = f"touch {tmp_path}/begun; exec sleep 60"
+    process = await start(
+        "consume", "payments", "--group", "billing", "--batch", "4", "--exec", command, agent=agent
+    )
+    async with asyncio.timeout(60):
+        while not (tmp_path / "begun").exists():
+            await asyncio.sleep(0.02)
+    process.send_signal(number)
+    _, err = await finish(process)
+    assert process.returncode == 130
+    assert err.decode().strip() == "0 messages done"
+    assert undone(groups) == 10
+    for desk in groups.desks("payments", "billing"):
+        numbers = desk.leader.describe(desk.now_ms, desk.append_us)
+        assert numbers.in_flight == 0
+        assert all(span.attempts == 0 for span in desk.group.spans.from_place(START))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("payments", "--exec", "cat"), "add --group"),
+        (("payments", "--consumer", "a"), "add --group"),
+        (("payments", "--no-ack"), "add --group"),
+        (("payments", "orders", "--group", "g"), "belongs to one topic"),
+        (("payments", "--group", "g", "--from", "latest"), "shoal group seek"),
+        (("payments", "--group", "g", "--lag"), "shoal group describe"),
+        (("payments", "--group", "g", "--batch", "100001"), "batch"),
+    ],
+)
+async def test_options_that_do_not_fit_are_told(
+    groups: FakeGroups, words: tuple[str, ...], said: str
+) -> None:
+    """One line, and nothing is received."""
+    assert_one_line(await run("consume", *words, agent=url(groups)), said)
+    assert not groups.bodies
+
+
+async def test_group_names_are_completed_behind_a_topic(groups: FakeGroups) -> None:
+    """Nothing without the topic."""
+    groups.create("payments", "billing")
+    groups.create("payments", "mail")
+
+    def complete(*words: str) -> list[str]:
+        root: Any = typer.main.get_command(app)
+        context = root.context_class(root, info_name="shoal")
+        command = root.commands["group"].commands["describe"]
+        line = command.make_context(
+            "describe", ["--agent", url(groups), *words], context, resilient_parsing=True
+        )
+        return complete_group(line, "b")
+
+    assert await asyncio.to_thread(complete, "payments") == ["billing"]
+    assert await asyncio.to_thread(complete) == []
+    assert await asyncio.to_thread(complete, "absent") == []
+
+
+def test_settings_are_translated() -> None:
+    """Only what is named; what is no value is told."""
+    assert changeable(None, None, (None, None, None), None, None) == {}
+    assert changeable("1w", "7", ("1s", 3, None), None, "10s") == {
+        "retry": {"first": "1s", "factor": 3}, "visibility": "7d", "session": "10s", "max_attempts": 7
+    }  # fmt: skip
+    with pytest.raises(CliError, match="--max-attempts 'many' is no number"):
+        changeable(None, "many", (None, None, None), None, None)
+    assert start_text("latest") == "latest"
+    assert start_text("@2026-01-08") == "@2026-01-08T00:00:00.000000Z"
+    with pytest.raises(CliError, match="--start '17' is an offset"):
+        start_text("17")
+
+
+def test_consumers_and_sums_are_shown_over_partitions() -> None:
+    """A consumer of two partitions is one line."""
+    held = {"consumer": "a", "holds": 2, "seen_ms": 4_000}
+    idle = {"consumer": "b", "holds": 0, "seen_ms": 90_000}
+    partitions = [
+        {"partition": 0, "owner": None, "consumers": [held, idle]},
+        {"partition": 1, "owner": "a", "consumers": [{**held, "holds": 1, "seen_ms": 2_000}]},
+    ]
+    assert consumer_rows(partitions) == [["a", "0, 1", 3, "2s ago"], ["b", "", 0, "1m ago"]]
+    totals = {"lag": 1, "in_flight": 0, "delayed": 2, "stopped": 0, "dead": 3, "dropped": 0, "skipped": 0}
+    assert totals_text({"totals": totals}) == ["lag 1 message, 2 delayed; 3 dead letters"]

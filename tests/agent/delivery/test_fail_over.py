@@ -1,0 +1,195 @@
+"""Groups survive their leaders, full disks, trims and copies: what was answered stays."""
+
+from __future__ import annotations
+
+import asyncio
+
+from waiting import until
+
+from shoal.agent.partition.state.retention import Retention
+from shoal.agent.receive import ActKind
+from shoal.errors import ShoalError
+from shoal.segment_store.errors import DiskFull
+from tests.agent.delivery.consumers import (
+    KEY,
+    ack,
+    attempts,
+    equal_folds,
+    fold_of,
+    group_of,
+    offsets,
+    wanted,
+)
+from tests.agent.delivery.test_keeper import filled
+from tests.agent.harness import GROUP, Cluster
+from tests.agent.host.test_catch_up import KEEP, fill, log_of, trimmed
+from tests.agent.memory_cluster import memory_cluster
+
+
+async def test_receipts_and_attempts_outlive_the_leader() -> None:
+    """A message in flight is nobody else's under the next leader, and its receipt counts there."""
+    cluster, _ = memory_cluster()
+    async with cluster:
+        consumers = await filled(cluster, 6)
+        first = await consumers.receive(wanted("a", 2, request="r1"))
+        second = await consumers.receive(wanted("b", 2))
+        await consumers.act(ack(second, 2, ActKind.NACK))
+        await cluster.stop(await cluster.leader())
+        assert await consumers.receive(wanted("a", 2, request="r1")) == first
+        granted = await consumers.receive(wanted("c", 3))
+        assert attempts(granted) == {2: 2, 4: 1, 5: 1}
+        assert await consumers.act(ack(first), ack(second), ack(granted)) == (None, None, None)
+        assert (await consumers.receive(wanted("d"))).refusal == "empty"
+        await equal_folds(cluster)
+        assert all(group_of(node).floor == (0, 6) for node in cluster.alive)
+
+
+async def test_a_new_leader_begins_the_leases_anew() -> None:
+    """They were the former one's memory; then the messages come again."""
+    cluster, _ = memory_cluster()
+    async with cluster:
+        consumers = await filled(cluster, 2)
+        await consumers.receive(wanted("a", lease_ms=1_000))
+        await cluster.stop(await cluster.leader())
+        again = await consumers.receive(wanted("b"), wait_ms=1_900)
+        while not again.delivered:
+            again = await consumers.receive(wanted("b"), wait_ms=1_900)
+        assert attempts(again) == {0: 2, 1: 2}
+
+
+async def test_an_entry_that_is_cut_says_that_leadership_was_lost() -> None:
+    """The same request gets its messages from the next leader; the one that was cut off undoes its entry."""
+    cluster, _ = memory_cluster()
+    async with cluster:
+        consumers = await filled(cluster, 3)
+        await consumers.receive(wanted("a", 1))
+        await equal_folds(cluster)
+        old = await cluster.leader()
+        old.cut_off()
+        keeper = old.host.keeper(GROUP)
+        deadline_ms = old.host.clock.now_ms() + 60_000
+        lost = asyncio.create_task(keeper.receive(KEY, wanted("b", 2, request="r"), [], 0, deadline_ms))
+        await until(lambda: fold_of(old).groups[KEY].spans.undone == 3)
+        cluster.alive.remove(old)
+        granted = await consumers.receive(wanted("b", 1, request="r"))
+        assert attempts(granted) == {1: 1}
+        await old.stop()
+        (error,) = await asyncio.gather(lost, return_exceptions=True)
+        assert isinstance(error, ShoalError)
+        assert (error.code, error.definite) == ("leadership-lost", False)
+        await consumers.join(old)
+        assert await consumers.act(ack(granted)) == (None,)
+        await equal_folds(cluster)
+        assert attempts(await consumers.receive(wanted("c"))) == {2: 1}
+
+
+async def test_acks_that_were_answered_are_never_given_again() -> None:
+    """While leaders change: the drain afterwards brings every other message, and none of these."""
+    cluster, _ = memory_cluster(seed=5)
+    async with cluster:
+        consumers = await filled(cluster, 30)
+        acked: list[int] = []
+        for turn in range(3):
+            for _ in range(3):
+                granted = await consumers.receive(wanted(f"{turn}", 2, lease_ms=1_000))
+                if await consumers.act(ack(granted)) == (None,):
+                    acked += offsets(granted)
+            leader = await cluster.leader()
+            await cluster.stop(leader)
+            await consumers.join(leader)
+        assert len(acked) == len(set(acked)) >= 6
+        left: dict[int, int] = {}
+        while len(left) + len(acked) < 30:
+            granted = await consumers.receive(wanted("drain", 7), wait_ms=1_500)
+            left |= attempts(granted)
+        assert not left.keys() & set(acked)
+        assert left.keys() | set(acked) == set(range(30))
+
+
+async def test_a_replica_that_was_closed_by_a_full_disk_has_the_same_groups() -> None:
+    """The leader's disk is full: its answer is indefinite, and the repeated request gets the messages."""
+    cluster, _ = memory_cluster(seed=4)
+    async with cluster:
+        consumers = await filled(cluster, 4)
+        first = await consumers.receive(wanted("a", 2, request="r"))
+        await equal_folds(cluster)
+        leader = await cluster.leader()
+        before = leader.host.replica(GROUP)
+        before.fail("disk-full", "this replica stopped: no space", DiskFull("no space"))
+        assert await consumers.receive(wanted("a", 2, request="r")) == first
+        await until(lambda: leader.host.has(GROUP) and leader.host.replica(GROUP) is not before)
+        assert offsets(await consumers.receive(wanted("b"))) == [2, 3]
+        await equal_folds(cluster)
+
+
+async def test_a_group_skips_what_retention_has_taken() -> None:
+    """Later receipts stay good; the count of the skipped says how many were not done."""
+    cluster, _ = memory_cluster(seed=6)
+    async with cluster:
+        consumers = await filled(cluster, 3)
+        done = await consumers.receive(wanted("a", 2))
+        await consumers.act(ack(done, 0))
+        for node in cluster.alive:
+            node.host.set_retention(GROUP, KEEP)
+        await fill(cluster, 3, 60)
+        await trimmed(cluster, 20)
+        for node in cluster.alive:
+            node.host.set_retention(GROUP, Retention())
+        leader = await cluster.leader()
+        start = log_of(leader).start_offset
+        assert start > 3
+        await until(lambda: group_of(leader).floor.offset >= start)
+        assert await consumers.act(ack(done, 1)) == ("receipt-used",)
+        assert group_of(leader).skipped == start - 1
+        assert (await consumers.receive(wanted("b", 1))).delivered[0].range.first == start
+        await equal_folds(cluster)
+
+
+async def test_a_new_replica_gets_the_groups_with_its_copy() -> None:
+    """Their entries are trimmed away: the checkpoint of the third version has what they came to."""
+    cluster, _ = memory_cluster(seed=3)
+    async with cluster:
+        consumers = await filled(cluster, 4)
+        first = await consumers.receive(wanted("a", 2))
+        await equal_folds(cluster)
+        third = next(node for node in cluster.nodes if not node.leads)
+        await cluster.stop(third)
+        await third.make_disk().remove_tree(third.directory)
+        for node in cluster.alive:
+            node.host.set_retention(GROUP, KEEP)
+        await fill(cluster, 4, 60)
+        await trimmed(cluster, 20)
+        await consumers.join(third)
+        await until(lambda: third.host.status(GROUP).log_start_offset > 3)
+        for node in cluster.nodes:
+            node.host.set_retention(GROUP, Retention())
+        await equal_folds(cluster)
+        assert group_of(third).generation == first.generation
+        assert group_of(third).skipped > 0
+        await cluster.stop(await cluster.leader())
+        again = await consumers.receive(wanted("b", 1))
+        assert again.delivered[0].range.first == group_of(third).floor.offset
+
+
+def reopened(cluster: Cluster) -> list[bytes]:
+    return [fold_of(node).to_bytes() for node in cluster.alive]
+
+
+async def test_a_restart_folds_the_same_groups() -> None:
+    """From the checkpoint and the entries behind it, on every replica."""
+    cluster, _ = memory_cluster(seed=7)
+    async with cluster:
+        consumers = await filled(cluster, 4)
+        granted = await consumers.receive(wanted("a", 3, request="r"))
+        await consumers.act(ack(granted, 1))
+        await fill(cluster, 4, 20)
+        await consumers.act(ack(granted, 0))
+        data = await equal_folds(cluster)
+        for node in list(cluster.alive):
+            await cluster.stop(node)
+        for node in cluster.nodes:
+            await consumers.join(node)
+        await cluster.leader()
+        await equal_folds(cluster)
+        assert reopened(cluster) == [data] * 3
+        assert await consumers.act(ack(granted)) == (None,)

@@ -1,0 +1,129 @@
+"""The order that exclusive and key-ordered groups promise, and its anomalies.
+
+Law of this file: pure. A message is given only when all before it in its order (the partition; the key) are
+done, or in the same hand: of the same owner, in the same answer. out-of-order and key-order: an earlier one
+was neither done nor in any hand. two-owners and key-parallel: somebody else had it, with time left.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from log_history import Partition
+
+if TYPE_CHECKING:
+    from group_checker import GroupIndex
+    from group_history import Receive
+
+Place = tuple[str, Partition]
+NAMES = {"exclusive": ("out-of-order", "two-owners"), "key-ordered": ("key-order", "key-parallel")}
+
+
+def order_anomalies(index: GroupIndex) -> Iterator[tuple[str, str]]:
+    """(name, text) of each."""
+    for place, deliveries in index.deliveries.items():
+        mode = index.terms(place[0]).mode
+        if mode == "shared":
+            continue
+        ordered = [receive for _, receive in sorted(deliveries.items())]
+        for offsets in _lines(index, place):
+            yield from _Line(index, place, mode, offsets).anomalies(ordered)
+
+
+def _lines(index: GroupIndex, place: Place) -> list[list[int]]:
+    """The offsets whose order is kept, each ascending: of the partition, or of each key there."""
+    log = index.history.logs.get(place[1], {})
+    begin = min((item.begin for item in index.history.drained if item.place == place), default=0)
+    known = sorted(offset for offset in log if offset >= begin)
+    if index.terms(place[0]).mode == "exclusive":
+        return [known]
+    lines: dict[str, list[int]] = defaultdict(list)
+    for offset in known:
+        key = log[offset].key
+        if key is not None:
+            lines[key].append(offset)
+    return list(lines.values())
+
+
+class _Line:
+    """Messages that come one after the other."""
+
+    def __init__(self, index: GroupIndex, place: Place, mode: str, offsets: list[int]) -> None:
+        self._index = index
+        self._place = place
+        self._mode = mode
+        self._offsets = offsets
+        self._done = {offset: self._may_be_done_at(offset) for offset in offsets}
+        self._start = index.log_start.get(place, 0)
+
+    def anomalies(self, deliveries: list[Receive]) -> Iterator[tuple[str, str]]:
+        """Looks at each delivery and at all messages of the line before the first of it."""
+        mine = set(self._offsets)
+        last: dict[int, Receive] = {}
+        relevant = [item for item in deliveries if mine.intersection(item.offsets)]
+        soonest = [item.completed_at for item in relevant]
+        for number in range(len(soonest) - 2, -1, -1):
+            soonest[number] = min(soonest[number], soonest[number + 1])
+        first = 0
+        for receive, until in zip(relevant, soonest, strict=True):
+            while first < len(self._offsets) and self._done[self._offsets[first]] <= until:
+                first += 1
+            given = sorted(mine.intersection(receive.offsets))
+            for offset in given:
+                last[offset] = receive
+            for before in self._offsets[first:]:
+                if before >= given[-1]:
+                    break
+                name = self._complaint(before, receive, last.get(before))
+                if name is not None:
+                    text = f"{self._place}@{given[-1]} to {receive.consumer} ({receive.delivery}, until "
+                    yield name, f"{text}{receive.completed_at:.3f}), {before} is with {last.get(before)}"
+                    break
+
+    def _complaint(self, before: int, receive: Receive, holder: Receive | None) -> str | None:
+        """Why the delivery may not be while the message `before` stands as it does."""
+        index, place = self._index, self._place
+        if self._done[before] <= receive.completed_at or before < self._start:
+            return None
+        if index.changed(place, float("-inf"), receive.completed_at):
+            return None  # what was sought or redriven begins another order
+        lost = [
+            item
+            for item in index.unanswered[place[0]]
+            if item.invoked_at < receive.completed_at and item.consumer == receive.consumer
+        ]
+        wrong_order, parallel = NAMES[self._mode]
+        if holder is receive or lost:
+            return None
+        if holder is None or self._was_given_back(before, holder, receive):
+            return wrong_order
+        if self._mode == "exclusive" and holder.consumer == receive.consumer:
+            return None
+        has_time = receive.completed_at < index.holds_until(place, before, holder)
+        return parallel if has_time and holder.consumer != receive.consumer else wrong_order
+
+    def _was_given_back(self, offset: int, holder: Receive, receive: Receive) -> bool:
+        """Whether the owner had for certain given it back when it asked for more."""
+        return any(
+            act.verb in {"nack", "release"} and act.is_done and not act.is_whole
+            for act in self._index.acts_on[self._place, offset]
+            if act.delivery == holder.delivery and act.completed_at < receive.invoked_at
+        )
+
+    def _may_be_done_at(self, offset: int) -> float:
+        """No earlier than this it was done, or dead; never, if nothing can have ended it."""
+        index, place = self._index, self._place
+        ends = [act.invoked_at for act in index.acts_on[place, offset] if _ends(act.verb) and act.may_count]
+        most = index.terms(place[0]).max_attempts
+        if most is not None:
+            for receive in index.of_message[place, offset]:
+                attempt = next(item.attempt for item in receive.messages if item.offset == offset)
+                if attempt + index.lost_answers(place[0], receive.completed_at) >= most:
+                    ends.append(receive.invoked_at)
+        return min(ends, default=float("inf"))
+
+
+def _ends(verb: str) -> bool:
+    return verb in {"ack", "reject"}

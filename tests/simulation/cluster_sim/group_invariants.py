@@ -1,0 +1,84 @@
+"""What must hold of the consumer groups of every replica, looked at whenever something was committed there.
+
+Law of this file: it reads, it never changes. SameGroups: whoever folded the same entries has the same groups,
+byte for byte. GroupsAreSound: each is as operations leave it. OneEntryPerCycle: a leader proposes no entry of
+its groups while the last one is not on its own disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from shoal.agent.delivery.keeper import GroupKeeper
+from shoal.agent.groups.fold import GroupFold
+from shoal.agent.partition.replica import Replica
+from shoal.format.batch import Kind
+
+if TYPE_CHECKING:
+    from cluster_sim.invariants import Invariants
+
+KEPT_MAX = 500
+"""States of a partition by index: replicas that are further behind are compared when they have caught up."""
+
+
+class GroupInvariants:
+    """See the head of this file."""
+
+    def __init__(self, invariants: Invariants) -> None:
+        self._invariants = invariants
+        self._states: dict[tuple[Any, int], dict[tuple[int, int], tuple[str, str]]] = {}
+        """By partition and birth: of an entry (index and term), who has which groups behind it."""
+        self.checks = 0
+        invariants.also.append(self.look)
+
+    def look(self, where: str, replica: Replica, generation: int) -> None:
+        """At a replica whose commit index has moved."""
+        fold, tail = replica.state.fold, replica.state.tail
+        if not isinstance(fold, GroupFold) or not fold.groups:
+            return
+        self.checks += 1
+        try:
+            fold.check_invariants()
+        except AssertionError as error:
+            self._invariants.fail("GroupsAreSound", f"{where}: {error}")
+        if tail.last_index != replica.core.commit_index:
+            return
+        states = self._states.setdefault((replica.group, generation), {})
+        state = hashlib.sha256(fold.to_bytes()).hexdigest()[:16]
+        known = states.setdefault((tail.last_index, tail.last_term), (where, state))
+        if known[1] != state:
+            self._invariants.fail(
+                "SameGroups", f"{where} and {known[0]} differ at {tail.last_index}: {fold.groups}"
+            )
+        if len(states) > KEPT_MAX:
+            del states[next(iter(states))]
+
+    def listeners(self) -> list[tuple[Any, str, Any]]:
+        """Replacements that tell of entries."""
+        propose, invariants = Replica.propose_next, self._invariants
+        last: dict[Replica, tuple[int, int]] = {}
+
+        def observed(self: Replica, kind: Kind, *arguments: Any, **named: Any) -> Any:
+            before = last.get(self, (0, 0))
+            synced = self.core.stable_index
+            proposed = propose(self, kind, *arguments, **named)
+            if kind == Kind.GROUP_STATE:
+                if before[0] == self.core.term and before[1] > synced:
+                    said = f"{self.group}: entry {before[1]} is not synced, only {synced}"
+                    invariants.fail("OneEntryPerCycle", said)
+                last[self] = self.core.term, self.core.last_index
+            return proposed
+
+        turn = GroupKeeper.turn_begins
+
+        def turned(self: GroupKeeper, now_ms: int) -> None:
+            turn(self, now_ms)
+            for key, leader in self._led.leaders.items():
+                try:
+                    leader.check_invariants(now_ms)
+                except AssertionError as error:
+                    said = f"{self._replica.group} {key.hex()[:8]}: {error}"
+                    invariants.fail("LeaderIsSound", said)
+
+        return [(Replica, "propose_next", observed), (GroupKeeper, "turn_begins", turned)]
