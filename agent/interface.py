@@ -70,6 +70,12 @@ class Topic:
     id: bytes
     schema: pa.Schema
     ranges: tuple[HashRange, ...]
+    kind: str = "log"
+
+    @property
+    def has_due_times(self) -> bool:
+        """Its groups see a message when it is due."""
+        return self.kind == "timer"
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,6 +217,11 @@ def level_of(kind: AdditionKind, name: str) -> Level:
     return _LEVELS[kind, name]
 
 
+def is_known(kind: AdditionKind, name: str) -> bool:
+    """Whether this version of Shoal has it, in some level."""
+    return (kind, name) in _LEVELS
+
+
 def range_from_text(text: str | None) -> LevelRange:
     """`1-2`, from a tag or a header of another agent. One that says nothing legible is of before levels."""
     match = _RANGE.fullmatch((text or "").removesuffix(HOLD))

@@ -34,7 +34,7 @@ from shoal.agent.topics.catalog_upkeep import understood_levels
 from shoal.agent.topics.kept import Kept
 from shoal.agent.topics.settings import check_topic_form
 from shoal.errors import ShoalError
-from shoal.format.batch import DEFAULT_SCHEMA, LogIndex
+from shoal.format.batch import LogIndex
 
 _group_id = lru_cache(maxsize=8192)(GroupId)  # asked for with every request, as topics are
 
@@ -268,7 +268,7 @@ class ClusterView:
         if known is not None and known[0] is entry:
             return known[1]
         ranges = tuple(birth.hash_range for birth in entry.partitions)
-        topic = Topic(name, entry.topic_id, DEFAULT_SCHEMA, ranges)
+        topic = Topic(name, entry.topic_id, entry.settings.schema, ranges, entry.settings.kind)
         if len(self._topics) > 2 * len(self._catalog.topics):
             self._topics.clear()  # most of it is about deleted topics
         self._topics[name] = (entry, topic)

@@ -19,11 +19,9 @@ from shoal.agent.groups.settings import (
     settings_from_body,
 )
 from shoal.agent.interface import Group, Topic
-from shoal.agent.levels import outlook, too_low
 from shoal.agent.receive import GroupKey
-from shoal.agent.service.topic_admin import ALTER_ATTEMPTS_MAX, RISE_WAIT_MS, TopicService
+from shoal.agent.service.topic_admin import ALTER_ATTEMPTS_MAX, TopicService
 from shoal.agent.topics.catalog import CreateTopic, TopicEntry
-from shoal.agent.topics.catalog_codec import level_of_command
 from shoal.agent.topics.catalog_service import CatalogService
 from shoal.agent.topics.groups_catalog import (
     MAC_BYTES,
@@ -90,7 +88,7 @@ class GroupAdmin(TopicService):
         if existing is None:
             made = GroupEntry(name, GroupKey(os.urandom(16)), os.urandom(MAC_BYTES), settings)
             command = CreateGroup(entry.topic_id, made)
-            await self._let_level_rise(service, command)
+            await self._let_level_rise(service, command, "a consumer group")
             self._check_count(entry)
             self._parts().host.free_space.require()
             await self._ensure_dead_topic(service, entry, name, settings, end_ms)
@@ -170,17 +168,6 @@ class GroupAdmin(TopicService):
             raise ShoalError(
                 "too-many-groups", f"topic {entry.name} has {MAX_GROUPS} consumer groups: delete one first"
             )
-
-    async def _let_level_rise(self, service: CatalogService, command: CreateGroup) -> None:
-        """A cluster that was just founded takes its level within half a second. ShoalError level-too-low."""
-        needed = level_of_command(command)
-        if service.catalog.level >= needed:
-            return
-        rises = all(levels.has(needed) for levels in self._roster.understood_levels().values())
-        if rises and await service.local.wait_until(lambda: service.catalog.level >= needed, RISE_WAIT_MS):
-            return
-        why = too_low("a consumer group", needed, service.catalog.level, outlook(self.level_document()))
-        raise ShoalError("level-too-low", f"nothing was made: {why}")
 
     async def _ensure_dead_topic(
         self, service: CatalogService, entry: TopicEntry, name: str, settings: GroupSettings, end_ms: int

@@ -22,6 +22,7 @@ from shoal.agent.service.cluster_view import ClusterView, not_leader
 from shoal.agent.topics.catalog import (
     AlterTopic,
     ChangeTopic,
+    Command,
     CreateTopic,
     DeleteTopic,
     PartitionBirth,
@@ -96,6 +97,8 @@ class TopicService(ClusterView):
         self._parts().host.free_space.require()  # deletions use what is left of a full disk
         await self._let_newcomers_in(settings)
         entry = await self._new_entry(name, key, settings, explicit_factor=explicit_factor)
+        if settings.kind != "log":
+            await self._let_level_rise(service, CreateTopic(entry), f"a topic of kind {settings.kind}")
         applied = await service.propose(CreateTopic(entry), timeout_ms)
         _check_room(applied, service)
         if applied.outcome == "sealed":
@@ -150,6 +153,17 @@ class TopicService(ClusterView):
             remaining_ms = end_ms - self._clock.now_ms()
             if remaining_ms <= 0 or not await self._watch.wait_next(remaining_ms):
                 return
+
+    async def _let_level_rise(self, service: CatalogService, command: Command, subject: str) -> None:
+        """A cluster that was just founded takes its level within half a second. ShoalError level-too-low."""
+        needed = level_of_command(command)
+        if service.catalog.level >= needed:
+            return
+        rises = all(levels.has(needed) for levels in self._roster.understood_levels().values())
+        if rises and await service.local.wait_until(lambda: service.catalog.level >= needed, RISE_WAIT_MS):
+            return
+        why = too_low(subject, needed, service.catalog.level, outlook(self.level_document()))
+        raise ShoalError("level-too-low", f"nothing was made: {why}")
 
     async def _wait_for_leaders(self, entry: TopicEntry) -> None:
         """For a bounded time: the creator of a topic will produce to it next."""

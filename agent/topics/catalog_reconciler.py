@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
@@ -19,18 +20,20 @@ from shoal.agent.host.host import Host
 from shoal.agent.log_lines.names import topic_name
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.log_lines.schema import about
-from shoal.agent.partition.plan import Plan
+from shoal.agent.partition.plan import Plan, ViewKind
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.topics.catalog import PartitionBirth, TopicEntry
 from shoal.agent.topics.groups_catalog import plans_of
 from shoal.agent.topics.local_catalog import LocalCatalog
 from shoal.agent.topics.settings import TopicSettings
-from shoal.format.batch import DEFAULT_SCHEMA
 from shoal.replication.interfaces import Configuration, ReplicaId, generation_of
 from shoal.segment_store.config import LogConfig
 
 MAX_OPENING = 8  # logs recovered at the same time: each reads files and syncs
 MAX_BIRTHS = 256  # replicas born at the same time: they share their syncs
+
+VIEWS = {"timer": ViewKind.TIMER}
+"""The kinds of topics whose records are kept in another order as well."""
 
 logger = logging.getLogger("shoal.agent")
 seldom = once_a_minute(logger)
@@ -184,16 +187,18 @@ class TopicReplicas:
 
     async def open_partition(self, entry: TopicEntry, partition: int, replica_id: ReplicaId | None) -> None:
         settings, birth = entry.settings, entry.partitions[partition]
+        view = VIEWS.get(settings.kind)
         group = GroupId(entry.topic_id, partition)
         plan = Plan(
             group,
             Configuration.birth(birth.voters, birth.generation),
-            DEFAULT_SCHEMA,
+            settings.schema,
             LogConfig(segment_bytes=settings.segment_bytes, fsync=settings.fsync),
             replica_id,
             retention=_retention_of(settings),
             awaits_birth=bool(entry.unborn >> partition & 1),
-            fold=GroupFold,
+            fold=GroupFold if view is None else partial(GroupFold, by_due=True),
+            view=view,
             groups=self._plans_of(entry),
         )
         await self._groups.open_group(plan)

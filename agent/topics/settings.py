@@ -14,6 +14,8 @@ from difflib import get_close_matches
 from hashlib import blake2b
 from typing import Any, Literal
 
+import pyarrow as pa
+
 from shoal.agent.interface import (
     MAX_PARTITIONS,
     MAX_REPLICATION_FACTOR,
@@ -21,7 +23,9 @@ from shoal.agent.interface import (
     MAX_SEGMENT_BYTES,
     MIN_SEGMENT_BYTES,
 )
+from shoal.agent.levels import AdditionKind, is_known
 from shoal.errors import ShoalError
+from shoal.format.batch import DEFAULT_SCHEMA, TIMER_SCHEMA
 from shoal.format.timestamps import format_duration, parse_duration_ms
 
 MAX_TOPIC_NAME_CHARACTERS = 249
@@ -42,6 +46,8 @@ RETENTION = frozenset({"age", "bytes", "hold_for_groups", "acknowledged"})
 LATER_SETTINGS = ("retention.hold_for_groups", "retention.acknowledged")
 """Of a later level than the first: a catalog has them only where they are set, and so does no other."""
 SEGMENT = frozenset({"bytes", "age"})
+SCHEMAS = {"log": DEFAULT_SCHEMA, "timer": TIMER_SCHEMA}
+"""The columns of each kind of topic. Kinds other than `log` are of a later level than the first."""
 CHANGEABLE = ("replication_factor", "retention", "segment")
 _VERSION_BYTES = 8
 
@@ -72,9 +78,15 @@ class TopicSettings:
         return document
 
     def later_settings(self) -> list[str]:
-        """Those of LATER_SETTINGS that are set."""
+        """Those of LATER_SETTINGS that are set, and a kind that is not of the first level."""
         flat = _flat(self.to_catalog())
-        return [name for name in LATER_SETTINGS if name in flat]
+        kinds = [] if self.kind == "log" else [f"kind.{self.kind}"]
+        return kinds + [name for name in LATER_SETTINGS if name in flat]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of its records."""
+        return SCHEMAS[self.kind]
 
     def to_document(self) -> dict[str, Any]:
         """The JSON shape of docs/http.md; from_body() of it gives equal settings."""
@@ -138,20 +150,33 @@ def settings_from_body(body: Mapping[str, Any] | None) -> tuple[TopicSettings, b
     """The settings a request asks for, and whether it named a replication factor itself. Raises ShoalError
     bad-request, which names the field at fault and its legal values."""
     body = body or {}
-    if (kind := body.get("kind")) not in (None, "log"):
-        raise ShoalError(
-            "bad-request", f'kind {kind!r} is not served by this version: the only kind is "log"'
-        )
     _check_fields(body, "", {"kind", "partitions", "replication_factor", "retention", "segment", "fsync"})
     factor = body.get("replication_factor")
     default = TopicSettings()
     settings = replace(
         default,
+        kind=_kind(body.get("kind")),
         partitions=_integer(body, "partitions", default.partitions, 1, MAX_PARTITIONS),
         replication_factor=default.replication_factor if factor is None else _factor(factor),
         fsync=_fsync(body.get("fsync", True)),
     )
     return _with_lifetimes(settings, body), factor is not None
+
+
+def served_kinds() -> list[str]:
+    """The kinds of topics that this version makes."""
+    return [kind for kind in SCHEMAS if kind == "log" or is_known(AdditionKind.TOPIC_SETTING, f"kind.{kind}")]
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "log"
+    kinds = served_kinds()
+    if value in kinds:
+        return str(value)
+    raise ShoalError(
+        "bad-request", f"kind {value!r} is not served by this version: it is {' or '.join(kinds)}"
+    )
 
 
 def check_sizes(settings: TopicSettings) -> None:
@@ -189,6 +214,8 @@ def _with_lifetimes(current: TopicSettings, body: Mapping[str, Any]) -> TopicSet
     """`current` with what the body says of retention and segments, the settings that may change."""
     retention = _table(body, "retention", RETENTION)
     segment = _table(body, "segment", SEGMENT)
+    if current.kind == "timer":
+        _check_timer(retention)
     return replace(
         current,
         retention_age_ms=_age(retention, "retention.age", current.retention_age_ms),
@@ -200,6 +227,18 @@ def _with_lifetimes(current: TopicSettings, body: Mapping[str, Any]) -> TopicSet
         hold_for_groups=_flag(retention, "hold_for_groups", current.hold_for_groups),
         acknowledged=_flag(retention, "acknowledged", current.acknowledged),
     )
+
+
+def _check_timer(retention: Mapping[str, Any]) -> None:
+    """Records of timers lie in a view by due time: their age counts from there, and nothing else lets them
+    go."""
+    for name in ("bytes", "hold_for_groups", "acknowledged"):
+        if retention.get(name) not in (None, False):
+            raise ShoalError(
+                "bad-request",
+                f"retention.{name} is not for topics of kind timer: retention.age, which counts from when a"
+                " record is due, is",
+            )
 
 
 def with_changes(current: TopicSettings, asked: TopicSettings) -> TopicSettings:
