@@ -6,7 +6,6 @@ import asyncio
 
 from waiting import until
 
-from shoal.agent.partition.state.retention import Retention
 from shoal.agent.receive import ActKind
 from shoal.errors import ShoalError
 from shoal.segment_store.errors import DiskFull
@@ -22,7 +21,7 @@ from tests.agent.delivery.consumers import (
 )
 from tests.agent.delivery.test_keeper import filled
 from tests.agent.harness import GROUP, Cluster
-from tests.agent.host.test_catch_up import KEEP, fill, log_of, trimmed
+from tests.agent.host.test_catch_up import KEEP, fill, kept, log_of, trimmed
 from tests.agent.memory_cluster import memory_cluster
 
 
@@ -133,8 +132,7 @@ async def test_a_group_skips_what_retention_has_taken() -> None:
             node.host.set_retention(GROUP, KEEP)
         await fill(cluster, 3, 60)
         await trimmed(cluster, 20)
-        for node in cluster.alive:
-            node.host.set_retention(GROUP, Retention())
+        await kept(cluster)
         leader = await cluster.leader()
         start = log_of(leader).start_offset
         assert start > 3
@@ -161,8 +159,7 @@ async def test_a_new_replica_gets_the_groups_with_its_copy() -> None:
         await trimmed(cluster, 20)
         await consumers.join(third)
         await until(lambda: third.host.status(GROUP).log_start_offset > 3)
-        for node in cluster.nodes:
-            node.host.set_retention(GROUP, Retention())
+        await kept(cluster)
         await equal_folds(cluster)
         assert group_of(third).generation == first.generation
         assert group_of(third).skipped > 0

@@ -16,7 +16,6 @@ from waiting import PATIENCE_S, until
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.fetch import FetchRequest
 from shoal.agent.groups.settings import GroupSettings
-from shoal.agent.partition.state.retention import Retention
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.receive import ActKind
 from shoal.agent.service.letters import DeadLetters
@@ -29,7 +28,7 @@ from shoal.format.records import RecordColumns, columns_to_batch
 from shoal.segment_store.check.damage import range_of_entries
 from tests.agent.delivery.consumers import Consumers, ack, attempts, equal_folds, group_of, offsets, wanted
 from tests.agent.harness import GROUP, Cluster, Node
-from tests.agent.host.test_catch_up import KEEP, fill, log_of, trimmed
+from tests.agent.host.test_catch_up import KEEP, fill, kept, log_of, trimmed
 from tests.agent.memory_cluster import memory_cluster
 from tests.agent.topics.test_catalog import entry
 
@@ -268,8 +267,7 @@ async def test_a_record_that_is_gone_leaves_a_letter_without_value() -> None:
             node.host.set_retention(GROUP, KEEP)
         await fill(cluster, 1, 60)
         await trimmed(cluster, 20)
-        for node in cluster.alive:
-            node.host.set_retention(GROUP, Retention())
+        await kept(cluster)
         last = await consumers.receive(wanted("a", 1))
         await consumers.act(ack(last, kind=ActKind.REJECT))
         office.catalog = post
@@ -392,8 +390,7 @@ async def test_a_letter_whose_record_is_gone_is_appended_anew_once() -> None:
             node.host.set_retention(GROUP, KEEP)
         await fill(cluster, 1, 60)
         leader = await trimmed(cluster, 20)
-        for node in cluster.alive:
-            node.host.set_retention(GROUP, Retention())
+        await kept(cluster)
         keeper, end = leader.host.keeper(GROUP), log_of(leader).end_offset
 
         async def unheard(*_: Any) -> bool:

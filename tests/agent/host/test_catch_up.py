@@ -52,6 +52,23 @@ async def trimmed(cluster: Cluster, behind: int) -> Node:
     return leader
 
 
+def has_dropped_all(node: Node) -> bool:
+    """What its group has agreed to drop is gone, and nothing more is on its way to be agreed on."""
+    replica = node.host.replica(GROUP)
+    if replica.state.trim_asked != replica.state.trim_before:
+        return False
+    spans = replica.log.spans()
+    return len(spans) < 2 or spans[1].first_index > replica.state.trim_before
+
+
+async def kept(cluster: Cluster) -> None:
+    """From here on everything, on every live node: a trim that is still under way would move the log's start
+    behind the back of a test."""
+    for node in cluster.alive:
+        node.host.set_retention(GROUP, Retention())
+    await until(lambda: equal_ends(cluster.alive)() and all(map(has_dropped_all, cluster.alive)))
+
+
 async def left_behind(cluster: Cluster) -> Node:
     """The third node, stopped before the others filled their logs and trimmed what it lacks."""
     third = cluster.nodes[2]
@@ -67,14 +84,18 @@ def numbers(values: list[str]) -> list[int]:
     return [int(value.partition(":")[0]) for value in values]
 
 
-def equal_logs(cluster: Cluster) -> Callable[[], bool]:
+def equal_ends(nodes: list[Node]) -> Callable[[], bool]:
     def equal() -> bool:
-        if any(node.host.status(GROUP).state != "active" for node in cluster.nodes):
+        if any(node.host.status(GROUP).state != "active" for node in nodes):
             return False
-        ends = {(log_of(node).synced_index, node.host.status(GROUP).commit_index) for node in cluster.nodes}
+        ends = {(log_of(node).synced_index, node.host.status(GROUP).commit_index) for node in nodes}
         return len(ends) == 1
 
     return equal
+
+
+def equal_logs(cluster: Cluster) -> Callable[[], bool]:
+    return equal_ends(cluster.nodes)
 
 
 @pytest.mark.parametrize("empty", [True, False])
@@ -97,8 +118,7 @@ async def test_a_follower_behind_the_head_gets_a_copy_and_then_appends(empty: bo
         await cluster.start(third)
         replica_id = third.host.replica(GROUP).replica_id
         await until(lambda: third.host.status(GROUP).log_start_offset > 3)
-        for node in cluster.nodes:
-            node.host.set_retention(GROUP, Retention())
+        await kept(cluster)
         await fill(cluster, 63, 5)
         await until(equal_logs(cluster))
         await until(lambda: len({log_of(node).first_index for node in cluster.nodes}) == 1)

@@ -6,12 +6,11 @@ from typing import Any
 
 from waiting import until
 
-from shoal.agent.partition.state.retention import Retention
 from shoal.errors import ShoalError
 from shoal.format.batch import Kind
 from shoal.segment_store.errors import DiskFull
 from tests.agent.harness import GROUP, Cluster, Node
-from tests.agent.host.test_catch_up import KEEP, equal_logs, fill, log_of, trimmed
+from tests.agent.host.test_catch_up import KEEP, equal_logs, fill, kept, log_of, trimmed
 from tests.agent.memory_cluster import memory_cluster
 from tests.agent.text_fold import TextFold
 
@@ -56,8 +55,7 @@ async def test_a_trimmed_log_is_copied_with_its_fold() -> None:
         await trimmed(cluster, 20)
         await cluster.start(third, fold=TextFold)
         await until(lambda: third.host.status(GROUP).log_start_offset > 3)
-        for node in cluster.nodes:
-            node.host.set_retention(GROUP, Retention())
+        await kept(cluster)
         await note(cluster, "three")
         await until(equal_logs(cluster))
         assert log_of(third).first_index > 3
