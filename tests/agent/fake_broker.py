@@ -55,7 +55,7 @@ CLUSTER_ID = b"fake cluster id."
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FakeTopic(Topic):
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -153,7 +153,9 @@ class FakeCluster:
 
     def create(self, name: str, partitions: int = 1, leader: str | None = None) -> FakeTopic:
         topic_id = hashlib.sha256(name.encode()).digest()[:16]
-        topic = FakeTopic(name, topic_id, DEFAULT_SCHEMA, hash_ranges(partitions), {"partitions": partitions})
+        topic = FakeTopic(
+            name, topic_id, DEFAULT_SCHEMA, hash_ranges(partitions), settings={"partitions": partitions}
+        )
         self.topics[name] = topic
         agents = sorted(self.brokers)
         for partition in range(partitions):
