@@ -15,6 +15,9 @@ NDJSON = "application/x-ndjson"
 JSON = "application/json"
 ARROW = "application/vnd.apache.arrow.stream"
 PLACES = ("after", "cursor")
+DUE_TIMES = ("delay", "deliver_at")
+NEEDS_TIMER = "need a topic of kind timer"
+"""In the refusal of a record with a due time for a log. No description knows the kind of a topic."""
 READS = ("readMerged", "readOffsets")
 
 
@@ -40,4 +43,6 @@ def _of_appends(query: Mapping[str, object], headers: Mapping[str, object]) -> s
         return "key belongs to a body that is one value"
     if "key_field" in query and media != NDJSON:
         return "key_field belongs to a body of lines"
+    if any(name in query for name in DUE_TIMES):
+        return "due times belong to topics of kind timer, which nobody asks here"
     return None

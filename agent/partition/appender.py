@@ -214,7 +214,7 @@ class Appender(ReplicaObserver):
 
     def _message(self, columns: RecordColumns) -> Message:
         try:
-            return columns_to_message(columns, self._replica.host.clock.now_us())
+            return columns_to_message(columns, self._replica.host.clock.now_us(), self._replica.plan.schema)
         except UNSTORABLE as error:
             raise ShoalError("bad-request", f"the records cannot be stored: {error}") from error
 
@@ -225,7 +225,9 @@ class Appender(ReplicaObserver):
             return
         gathered = merge(fresh)
         try:
-            message = columns_to_message(gathered.columns, self._replica.host.clock.now_us())
+            message = columns_to_message(
+                gathered.columns, self._replica.host.clock.now_us(), self._replica.plan.schema
+            )
         except UNSTORABLE:
             # Some submission's records fit no batch: no other one is refused for them.
             for item in fresh:

@@ -93,17 +93,21 @@ class PlaceReader:
         memory[place_at:body_at] = opening.head
         place = memory[place_at:stored_end]
         body = place[len(opening.head) :]
-        max_timestamp_us = None if opening.row is None else opening.row.timestamp_us(body)
+        max_timestamp_us, max_deliver_at_us = None, 0
+        if opening.row is not None:
+            max_timestamp_us = opening.row.timestamp_us(body)
         if max_timestamp_us is None:
-            max_timestamp_us = check_batch(place, body, opening.fields, self.schema)
+            _, max_timestamp_us, max_deliver_at_us = check_batch(place, body, opening.fields, self.schema)
         records = opening.fields.record_count
-        message = Message(opening.metadata, body.toreadonly(), records, max_timestamp_us, place)
+        message = Message(
+            opening.metadata, body.toreadonly(), records, max_timestamp_us, max_deliver_at_us, place
+        )
         return Placed(message, opening_bytes)
 
     def _read_opening(self, data: bytes) -> _Opening | None:
         decoder = StreamDecoder(self.schema)
         messages = decoder.feed(data)
-        if messages or decoder.pending is None:
+        if messages or decoder.pending is None or decoder.lacks_due_times:
             return None
         metadata, header = decoder.pending
         try:

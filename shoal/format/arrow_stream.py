@@ -82,6 +82,8 @@ class Message(NamedTuple):
     body: bytes | memoryview
     record_count: int
     max_timestamp_us: int  # 0 for a batch without records or a schema without a timestamp column
+    max_deliver_at_us: int = 0
+    """Of a schema with due times, where a record has one."""
     place: memoryview | None = None
     """Writable memory of this message alone, if it can be stored where it is: prefix, metadata, zeros for a
     stamp, body."""
@@ -97,11 +99,19 @@ def message_from_batch(batch: pa.RecordBatch) -> Message:
     if len(body) > MAX_BODY_BYTES or metadata_size > MAX_METADATA_BYTES:
         raise BatchError("limit", f"a batch may have at most {MAX_BODY_BYTES} bytes")
     metadata = bytes(encoded[8 : 8 + metadata_size])
-    return Message(metadata, body, batch.num_rows, _greatest(_timestamps(batch, batch.schema)))
+    timestamps, due_times = (_times(batch, name) for name in (TIMESTAMP_COLUMN, DELIVER_AT_COLUMN))
+    return Message(metadata, body, batch.num_rows, _greatest(timestamps), _greatest(due_times))
 
 
-def _timestamps(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Array | None:
-    position = schema.get_field_index(TIMESTAMP_COLUMN)
+def with_due_times(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Records of DEFAULT_SCHEMA in the columns of a timer topic: due at once."""
+    column = TIMER_SCHEMA.field(DELIVER_AT_COLUMN)
+    arrays = [*batch.columns, pa.nulls(batch.num_rows, column.type)]
+    return pa.RecordBatch.from_arrays(arrays, schema=TIMER_SCHEMA)
+
+
+def _times(batch: pa.RecordBatch, name: str) -> pa.Array | None:
+    position = batch.schema.get_field_index(name)
     return None if position < 0 else batch.column(position)
 
 
@@ -161,6 +171,8 @@ class StreamDecoder:
     ) -> None:
         """`schema`: the topic's; `max_message_bytes` bounds one message's body."""
         self._schema = schema
+        self.lacks_due_times = False
+        """A topic of kind timer is given the columns of a log: its records are due at once."""
         self._max_message_bytes = max_message_bytes
         self._max_records_per_batch = max_records_per_batch
         self._pieces: deque[memoryview] = deque()
@@ -265,7 +277,9 @@ class StreamDecoder:
             raise BatchError("invalid", "a schema message with a body")
         read = _read_schema_cached if len(metadata) <= _CACHED_SCHEMA_BYTES else _read_schema
         offered = read(metadata, header)
-        if not offered.equals(self._schema, check_metadata=False):
+        if self._schema is TIMER_SCHEMA and offered.equals(DEFAULT_SCHEMA, check_metadata=False):
+            self._schema, self.lacks_due_times = DEFAULT_SCHEMA, True
+        elif not offered.equals(self._schema, check_metadata=False):
             difference = _difference(offered, self._schema)
             raise BatchError("schema", f"the stream's schema is not the topic's: {difference}")
         self._schema_seen = True
@@ -282,22 +296,35 @@ class StreamDecoder:
         framed = b"".join((PREFIX.pack(CONTINUATION, len(canonical)), canonical, *body))
         view = memoryview(framed)[: 8 + len(canonical) + stored_length]
         stored = view[8 + len(canonical) :]
-        max_timestamp_us = check_batch(view, stored, fields, self._schema)
-        return Message(canonical, stored, fields.record_count, max_timestamp_us)
+        checked = check_batch(view, stored, fields, self._schema)
+        if self.lacks_due_times:
+            return message_from_batch(with_due_times(checked.batch))
+        return Message(
+            canonical, stored, fields.record_count, checked.max_timestamp_us, checked.max_deliver_at_us
+        )
 
 
-def check_batch(framed: memoryview, body: memoryview, fields: RecordBatchHeader, schema: pa.Schema) -> int:
-    """Check every value of a framed record batch; its greatest timestamp, in microseconds. Raises
-    BatchError."""
+class CheckedBatch(NamedTuple):
+    """A batch whose values are good, and its greatest times, 0 where it has none."""
+
+    batch: pa.RecordBatch
+    max_timestamp_us: int
+    max_deliver_at_us: int
+
+
+def check_batch(
+    framed: memoryview, body: memoryview, fields: RecordBatchHeader, schema: pa.Schema
+) -> CheckedBatch:
+    """Check every value of a framed record batch. Raises BatchError."""
     unpacked_bytes = _unpacked_bytes(fields, body)
     batch = _read_validated(framed, schema)
     if unpacked_bytes > MAX_RECORD_BYTES and (largest := largest_record_bytes(batch)) > MAX_RECORD_BYTES:
         detail = f"a record has {largest} bytes with its key, value and headers"
         raise BatchError("limit", f"{detail}, at most {MAX_RECORD_BYTES} are accepted")
-    timestamps = _timestamps(batch, schema)
+    timestamps = _times(batch, TIMESTAMP_COLUMN)
     if timestamps is not None and timestamps.null_count:
         raise BatchError("invalid", "a record has no timestamp")
-    return _greatest(timestamps)
+    return CheckedBatch(batch, _greatest(timestamps), _greatest(_times(batch, DELIVER_AT_COLUMN)))
 
 
 def read_layout(metadata: bytes, header: MessageHeader) -> tuple[RecordBatchHeader, int, bytes]:

@@ -14,32 +14,25 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, Literal, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import pyarrow as pa
 
 from shoal.errors import ShoalError
 from shoal.format.batch import (
     DEFAULT_SCHEMA,
-    HEADERS_COLUMN,
-    KEY_COLUMN,
     MAX_RECORD_BYTES,
-    TIMESTAMP_COLUMN,
-    VALUE_COLUMN,
+    TIMER_SCHEMA,
     Message,
     message_from_batch,
 )
 from shoal.format.row_encoding import encode_rows
-from shoal.format.timestamps import format_time, parse_time
+from shoal.format.timestamps import parse_duration_ms, parse_time
 
 Headers: TypeAlias = "list[tuple[str, bytes | None]]"
-ValueAs: TypeAlias = Literal["text", "json"]
 
 MAX_JSON_BYTES: Final = 8 * 2**20  # of one JSON or raw body
 MAX_HEADERS: Final = 256  # of one record: far above tracing and routing headers, far below a second payload
-EMBEDDED_BYTES_MAX: Final = 64 * 2**10
-"""A longer value is not parsed to be embedded (value=json), but stays text: parsing takes up to 0.1 ms a KiB
-and a hundred times its memory, and cannot be interrupted."""
 
 _RECORD_OVERHEAD_BYTES: Final = 32  # offsets and validity of four columns, roughly
 _HEADER_OVERHEAD_BYTES: Final = 16
@@ -51,20 +44,31 @@ _WRAPPING: Final = (
 
 @dataclass(slots=True)
 class RecordColumns:
-    """Records by column; every list is equally long. A null timestamp means the time of arrival."""
+    """Records by column; every list is equally long. A null timestamp means the time of arrival.
+    deliver_at_us: when each is due, null for at once; None where no record says so."""
 
     timestamps_us: list[int | None] = field(default_factory=list)
     keys: list[bytes | None] = field(default_factory=list)
     values: list[bytes | None] = field(default_factory=list)
     headers: list[Headers | None] = field(default_factory=list)
+    deliver_at_us: list[int | None] | None = None
 
     def __len__(self) -> int:
         return len(self.values)
 
     def append(
-        self, timestamp_us: int | None, key: bytes | None, value: bytes | None, headers: Headers | None
+        self,
+        timestamp_us: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers | None,
+        deliver_at_us: int | None = None,
     ) -> None:
         """Add one record."""
+        if deliver_at_us is not None and self.deliver_at_us is None:
+            self.deliver_at_us = [None] * len(self)
+        if self.deliver_at_us is not None:
+            self.deliver_at_us.append(deliver_at_us)
         self.timestamps_us.append(timestamp_us)
         self.keys.append(key)
         self.values.append(value)
@@ -72,6 +76,10 @@ class RecordColumns:
 
     def extend(self, other: RecordColumns) -> None:
         """Add the other's records behind these."""
+        if other.deliver_at_us is not None and self.deliver_at_us is None:
+            self.deliver_at_us = [None] * len(self)
+        if self.deliver_at_us is not None:
+            self.deliver_at_us.extend(other.deliver_at_us or [None] * len(other))
         self.timestamps_us.extend(other.timestamps_us)
         self.keys.extend(other.keys)
         self.values.extend(other.values)
@@ -84,6 +92,7 @@ class RecordColumns:
             [self.keys[row] for row in rows],
             [self.values[row] for row in rows],
             [self.headers[row] for row in rows],
+            None if self.deliver_at_us is None else [self.deliver_at_us[row] for row in rows],
         )
 
     @property
@@ -113,10 +122,10 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
-_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+JSON_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def _decode_json(text: bytes) -> Any:
+def decode_json(text: bytes) -> Any:
     """Raises ValueError for anything but one JSON value in UTF-8."""
     try:
         return _DECODER.decode(text.decode("utf-8"))
@@ -128,12 +137,12 @@ def _decode_json(text: bytes) -> Any:
         raise
 
 
-def parse_json(body: bytes) -> RecordColumns:
-    """Read {"records":[...]}. Raises ShoalError: bad-request, too-large."""
+def parse_json(body: bytes, now_us: int) -> RecordColumns:
+    """Read {"records":[...]}; delays count from now. Raises ShoalError: bad-request, too-large."""
     if len(body) > MAX_JSON_BYTES:
         raise ShoalError("too-large", f"a JSON body may have at most {MAX_JSON_BYTES} bytes; stream NDJSON")
     try:
-        document = _decode_json(body)
+        document = decode_json(body)
     except ValueError as error:
         raise ShoalError("bad-request", f"the body is not JSON ({error}); {_WRAPPING}") from error
     if not isinstance(document, dict) or "records" not in document:
@@ -143,35 +152,35 @@ def parse_json(body: bytes) -> RecordColumns:
         raise ShoalError("bad-request", f"'records' must be a list and stand alone; {_WRAPPING}")
     columns = RecordColumns()
     for number, record in enumerate(records):
-        _append_json(columns, number, record)
+        _append_json(columns, number, record, now_us)
     return columns
 
 
-def parse_json_lines(lines: Sequence[bytes], ignored: frozenset[str] = frozenset()) -> RecordColumns:
+def parse_json_lines(lines: Sequence[bytes], ignored: frozenset[str], now_us: int) -> RecordColumns:
     """Read records that are a line of JSON each, as in {"records":[...]}; fields of the names `ignored` are
     passed over. Raises ShoalError: bad-request, too-large, with `record`: the line's place from 0 on."""
     columns = RecordColumns()
     for number, line in enumerate(lines):
         try:
-            record = _decode_json(line)
+            record = decode_json(line)
         except (ValueError, RecursionError) as error:
             _fail(number, f"is not JSON ({error})")
         if isinstance(record, dict):
             record = {name: value for name, value in record.items() if name not in ignored}
-        _append_json(columns, number, record)
+        _append_json(columns, number, record, now_us)
     return columns
 
 
-_FIELDS: Final = frozenset({"key", "key_base64", "value", "value_base64", "timestamp", "headers"})
+_FIELDS: Final = frozenset(
+    {"key", "key_base64", "value", "value_base64", "timestamp", "headers", "deliver_at", "delay"}
+)
 
 
-def _append_json(columns: RecordColumns, number: int, record: Any) -> None:
+def _append_json(columns: RecordColumns, number: int, record: Any, now_us: int) -> None:
     if not isinstance(record, dict):
         _fail(number, 'must be an object like {"key":"k","value":"v"}')
     if not record.keys() <= _FIELDS:
         unknown = min(record.keys() - _FIELDS)
-        if unknown == "deliver_at":
-            _fail(number, "'deliver_at' needs a topic of kind timer")
         _fail(number, f"unknown field {unknown!r}, expected some of {', '.join(sorted(_FIELDS))}")
     if "value" not in record and "value_base64" not in record:
         _fail(number, "has no 'value' (null makes a tombstone)")
@@ -179,7 +188,8 @@ def _append_json(columns: RecordColumns, number: int, record: Any) -> None:
     value = _json_bytes(number, "value", record)
     headers = _json_headers(number, record.get("headers"))
     _check_size(number, key, value, headers)
-    columns.append(_json_time(number, record.get("timestamp")), key, value, headers)
+    timestamp_us = _json_time(number, "timestamp", record.get("timestamp"))
+    columns.append(timestamp_us, key, value, headers, _json_due(number, record, now_us))
 
 
 def _json_bytes(number: int, name: str, record: Mapping[str, Any]) -> bytes | None:
@@ -201,7 +211,7 @@ def _to_bytes(number: int, name: str, value: Any) -> bytes | None:
     if value is None:
         return None
     try:
-        text = value if isinstance(value, str) else _ENCODER.encode(value)
+        text = value if isinstance(value, str) else JSON_ENCODER.encode(value)
         return text.encode("utf-8")
     except UnicodeEncodeError:
         _fail(number, f"'{name}' holds half of a surrogate pair, which UTF-8 cannot express")
@@ -209,13 +219,30 @@ def _to_bytes(number: int, name: str, value: Any) -> bytes | None:
         _fail(number, f"'{name}' holds a number or a nesting that JSON cannot express")
 
 
-def _json_time(number: int, value: Any) -> int | None:
+def _json_due(number: int, record: Mapping[str, Any], now_us: int) -> int | None:
+    """When the record is due; None for at once."""
+    if "deliver_at" in record and "delay" in record:
+        _fail(number, "has both 'deliver_at' and 'delay'")
+    delay = record.get("delay")
+    if delay is None:
+        return _json_time(number, "deliver_at", record.get("deliver_at"))
+    if isinstance(delay, float) and delay.is_integer():
+        delay = int(delay)
+    if isinstance(delay, bool) or not isinstance(delay, int | str):
+        _fail(number, "'delay' must be a duration such as 10m, or milliseconds")
+    try:
+        return now_us + 1_000 * parse_duration_ms(str(delay))
+    except ShoalError as error:
+        _fail(number, f"'delay': {error.detail}")
+
+
+def _json_time(number: int, name: str, value: Any) -> int | None:
     if value is None:
         return None
     if isinstance(value, float) and value.is_integer():  # JSON does not tell 1.0 from 1
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | str):
-        _fail(number, "'timestamp' must be RFC 3339 text or milliseconds since the epoch")
+        _fail(number, f"'{name}' must be RFC 3339 text or milliseconds since the epoch")
     try:
         return parse_time(str(value))
     except ShoalError as error:
@@ -263,7 +290,7 @@ def parse_ndjson_line(line: bytes, key_field: str | None, number: int) -> tuple[
     if len(line) > MAX_RECORD_BYTES:
         _check_size(number, None, line, None)
     try:
-        document = _decode_json(line)
+        document = decode_json(line)
     except ValueError as error:
         _fail(number, f"the line is not JSON ({error})")
     if key_field is None:
@@ -330,7 +357,7 @@ def _refuse_several(body: bytes, essence: str) -> None:
         return
     document: Any = None
     with suppress(ValueError):
-        document = _decode_json(body) if b'"records"' in body else None
+        document = decode_json(body) if b'"records"' in body else None
     if isinstance(document, dict) and "records" in document:
         form = ", as curl -d does" if essence == "application/x-www-form-urlencoded" else ""
         raise ShoalError(
@@ -363,95 +390,34 @@ def _is_several_values(body: bytes) -> bool:
 # --- to and from batches
 
 
-def columns_to_batch(columns: RecordColumns, now_us: int) -> pa.RecordBatch:
-    """A batch of DEFAULT_SCHEMA; records without timestamp get `now_us`."""
-    timestamp, key, value, headers = (DEFAULT_SCHEMA.field(number).type for number in range(4))
+def columns_to_batch(
+    columns: RecordColumns, now_us: int, schema: pa.Schema = DEFAULT_SCHEMA
+) -> pa.RecordBatch:
+    """A batch of a log's columns, or of a timer topic's; records without timestamp get `now_us`."""
+    timestamp, key, value, headers = (schema.field(number).type for number in range(4))
     timestamps = [now_us if time_us is None else time_us for time_us in columns.timestamps_us]
     if columns.headers.count(None) == len(columns):
         header_array = pa.nulls(len(columns), headers)
     else:
         header_array = pa.array(columns.headers, headers)
     arrays = [pa.array(timestamps, timestamp), pa.array(columns.keys, key), pa.array(columns.values, value)]
-    return pa.RecordBatch.from_arrays([*arrays, header_array], schema=DEFAULT_SCHEMA)
+    arrays.append(header_array)
+    if schema is TIMER_SCHEMA:
+        due_times = columns.deliver_at_us
+        arrays.append(
+            pa.nulls(len(columns), timestamp) if due_times is None else pa.array(due_times, timestamp)
+        )
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def columns_to_message(columns: RecordColumns, now_us: int) -> Message:
-    """The records as a message of DEFAULT_SCHEMA; those without timestamp get `now_us`. Raises pyarrow's
-    errors for values that fit no column (ArrowException, TypeError, ValueError, OverflowError), BatchError
-    for too many bytes."""
+def columns_to_message(columns: RecordColumns, now_us: int, schema: pa.Schema = DEFAULT_SCHEMA) -> Message:
+    """The records as a message of a log's columns, or of a timer topic's; those without timestamp get
+    `now_us`. Raises pyarrow's errors for values that fit no column (ArrowException, TypeError, ValueError,
+    OverflowError), BatchError for too many bytes."""
     headers = columns.headers
-    if headers.count(None) == len(headers):
+    if schema is DEFAULT_SCHEMA and headers.count(None) == len(headers):
         timestamps = [now_us if time_us is None else time_us for time_us in columns.timestamps_us]
         message = encode_rows(timestamps, columns.keys, columns.values)
         if message is not None:
             return message
-    return message_from_batch(columns_to_batch(columns, now_us))
-
-
-def render_records(
-    batch: pa.RecordBatch, base_offset: int, value_as: ValueAs = "text"
-) -> list[dict[str, Any]]:
-    """Records as JSON objects. `value_as` json: a value that parses as JSON is embedded instead of quoted."""
-    times = batch.column(TIMESTAMP_COLUMN).cast(pa.int64()).to_pylist()
-    keys = batch.column(KEY_COLUMN).to_pylist()
-    values = batch.column(VALUE_COLUMN).to_pylist()
-    headers = batch.column(HEADERS_COLUMN).to_pylist()
-    rendered = []
-    last_us, timestamp = None, None  # neighbours often share a time
-    for row, time_us in enumerate(times):
-        if time_us != last_us:
-            last_us, timestamp = time_us, None if time_us is None else format_time(time_us)
-        record: dict[str, Any] = {"offset": base_offset + row, "timestamp": timestamp}
-        _render_bytes(record, "key", keys[row])
-        _render_value(record, values[row], value_as)
-        record["headers"] = [_render_header(header) for header in headers[row] or ()]
-        rendered.append(record)
-    return rendered
-
-
-def _render_bytes(target: dict[str, Any], name: str, value: bytes | None) -> None:
-    try:
-        target[name] = None if value is None else value.decode("utf-8")
-    except UnicodeDecodeError:
-        assert value is not None
-        target[f"{name}_base64"] = base64.b64encode(value).decode("ascii")
-
-
-def _render_value(record: dict[str, Any], value: bytes | None, value_as: ValueAs) -> None:
-    if value_as == "json" and value is not None and len(value) <= EMBEDDED_BYTES_MAX:
-        try:
-            document = _decode_json(value)
-            _ENCODER.encode(document).encode("utf-8")  # fails for 1e999 and half surrogates, which parse
-        except (ValueError, RecursionError):
-            _render_bytes(record, "value", value)
-        else:
-            record["value"] = document
-    else:
-        _render_bytes(record, "value", value)
-
-
-def render_value(value: bytes | None, value_as: ValueAs) -> bytes:
-    """The field of a record's value alone, with its name, as render_ndjson writes it."""
-    record: dict[str, Any] = {}
-    _render_value(record, value, value_as)
-    return _ENCODER.encode(record)[1:-1].encode("utf-8")
-
-
-def _render_header(header: Mapping[str, Any] | None) -> dict[str, Any]:
-    rendered: dict[str, Any] = {"key": header["key"] if header else None}
-    _render_bytes(rendered, "value", header["value"] if header else None)
-    return rendered
-
-
-def render_ndjson(
-    batch: pa.RecordBatch,
-    base_offset: int,
-    view: Literal["record", "value"] = "record",
-    value_as: ValueAs = "text",
-) -> bytes:
-    """A line for each record. `view` value: the values alone, byte for byte; a tombstone is `null`."""
-    if view == "value":
-        values = batch.column(VALUE_COLUMN).to_pylist()
-        return b"".join((b"null" if value is None else value) + b"\n" for value in values)
-    lines = [_ENCODER.encode(record) for record in render_records(batch, base_offset, value_as)]
-    return "".join(f"{line}\n" for line in lines).encode("utf-8")
+    return message_from_batch(columns_to_batch(columns, now_us, schema))

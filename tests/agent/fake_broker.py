@@ -27,6 +27,7 @@ from shoal.agent.metrics.exposition import Reading, Value
 from shoal.agent.receive import Promise
 from shoal.agent.topics.groups_catalog import GroupEntry
 from shoal.agent.topics.settings import (
+    SCHEMAS,
     TopicSettings,
     check_topic_form,
     check_topic_name,
@@ -35,7 +36,6 @@ from shoal.agent.topics.settings import (
 )
 from shoal.errors import ShoalError
 from shoal.format.batch import (
-    DEFAULT_SCHEMA,
     Kind,
     LogIdentity,
     LogIndex,
@@ -151,11 +151,12 @@ class FakeCluster:
             self.catalog_leader_id = broker.agent_id
         return broker
 
-    def create(self, name: str, partitions: int = 1, leader: str | None = None) -> FakeTopic:
+    def create(
+        self, name: str, partitions: int = 1, leader: str | None = None, kind: str = "log"
+    ) -> FakeTopic:
         topic_id = hashlib.sha256(name.encode()).digest()[:16]
-        topic = FakeTopic(
-            name, topic_id, DEFAULT_SCHEMA, hash_ranges(partitions), settings={"partitions": partitions}
-        )
+        settings = {"partitions": partitions}
+        topic = FakeTopic(name, topic_id, SCHEMAS[kind], hash_ranges(partitions), kind, settings)
         self.topics[name] = topic
         agents = sorted(self.brokers)
         for partition in range(partitions):
@@ -502,7 +503,7 @@ class FakeBroker(FakeGroupBroker):
         records = submission.records
         if isinstance(records, RecordColumns):
             assert len(records), "the real host has nothing to append either"
-            records = [message_from_batch(columns_to_batch(records, time.time_ns() // 1000))]
+            records = [message_from_batch(columns_to_batch(records, time.time_ns() // 1000, topic.schema))]
         log = self._log(topic, partition)
         return log.append(records, submission.producer, consecutive=submission.consecutive)
 

@@ -247,7 +247,7 @@ def _text_lines(found: Fetched) -> bytes:
 
 def _json_lines(found: Fetched, topic: str | None) -> bytes:
     """One JSON object a line: topic where one is given, partition, offset, timestamp, key, value, headers."""
-    from shoal.format.records import render_ndjson
+    from shoal.format.record_text import render_ndjson
 
     lines = render_ndjson(found.batch, found.base_offset)
     # Line feeds inside a JSON text are escaped, so these open an object that is a record.

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from shoal.agent.cli.terminal.output import CliError, UsageError
 from shoal.format.batch import DEFAULT_SCHEMA, BatchError, Kind, to_record_batch
-from shoal.format.records import render_ndjson
+from shoal.format.record_text import render_ndjson
 from shoal.segment_store.check.examination import StoredFrame
 
 OFFSET_FIELD = pa.field("offset", pa.int64())

@@ -116,9 +116,13 @@ class Shape:
         from shoal.client.produce.producer import batch_of
 
         if self.form is InputFormat.JSON:
+            from shoal.format.batch import DEFAULT_SCHEMA, TIMER_SCHEMA
             from shoal.format.records import columns_to_batch, parse_json_lines
 
-            return columns_to_batch(parse_json_lines(lines, CARRIED_ON), time.time_ns() // 1_000)
+            now_us = time.time_ns() // 1_000
+            columns = parse_json_lines(lines, CARRIED_ON, now_us)
+            schema = DEFAULT_SCHEMA if columns.deliver_at_us is None else TIMER_SCHEMA
+            return columns_to_batch(columns, now_us, schema)
         _check_lengths(lines)
         keys: Any = None
         values: list[bytes | None] = list(lines)

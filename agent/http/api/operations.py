@@ -74,6 +74,8 @@ _PRODUCE = (
     ),
     Parameter("key", "The key of a body that is one value.", TEXT),
     Parameter("key_field", "NDJSON: the field of a line whose value is the line's key.", TEXT),
+    Parameter("delay", "Topics of kind timer, text and lines: groups see them so much later.", schemas.DELAY),
+    Parameter("deliver_at", "The same as a time, ten years ahead at most.", _TIME),
     *_CHANGES,
 )
 _PRODUCER = (

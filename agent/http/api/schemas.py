@@ -95,6 +95,13 @@ AGE: Schema = {"type": "string", "pattern": patterns.AGE, "examples": ["30s", "5
 TIMEOUT: Schema = {"type": "string", "pattern": patterns.TIMEOUT, "examples": ["500ms", "5s", "1m"]}
 PAUSE: Schema = {"type": "string", "pattern": patterns.PAUSE, "examples": ["500ms", "5s", "1m"]}
 """A duration that a request may wait."""
+DELAY_MAX_MS = 3_653 * 86_400_000
+DELAY: Schema = {
+    "type": "string",
+    "pattern": patterns.durations(0, DELAY_MAX_MS),
+    "examples": ["10m", "90s", "30d"],
+}
+"""A duration of ten years at most."""
 NAME: Schema = {"type": "string", "pattern": patterns.NAME}
 """Of a topic, the system's log among them."""
 USER_NAME: Schema = {"type": "string", "pattern": patterns.USER_NAME}
@@ -175,6 +182,9 @@ _RECORD: dict[str, Schema] = {
     "value_base64": described(BASE64, "Instead of `value`, where that is not UTF-8."),
     "headers": _HEADERS,
 }
+_DUE: dict[str, Schema] = {
+    "deliver_at": described(or_null(TIME), "Of a topic of kind timer: when it is due; null: at once.")
+}
 _WRITTEN = described(ANYTHING, "Text; null for none; other JSON is written compactly.")
 _NEW_TIME: Schema = {
     "anyOf": [
@@ -194,6 +204,9 @@ _NEW_HEADERS: Schema = {
         {"type": "null"},
     ]
 }
+_NEW_DELAY: Schema = {
+    "anyOf": [DELAY, {"type": "integer", "minimum": 0, "maximum": DELAY_MAX_MS}, {"type": "null"}]
+}
 _NEW_RECORD: Schema = {
     **closed(
         {
@@ -203,9 +216,22 @@ _NEW_RECORD: Schema = {
             "value": described(_WRITTEN, "As `key`; null makes a tombstone."),
             "value_base64": described(BASE64, "Instead of `value`."),
             "headers": _NEW_HEADERS,
+            "deliver_at": described(
+                _NEW_TIME, "Topics of kind timer: when groups see it; in ten years at most."
+            ),
+            "delay": described(
+                {
+                    "anyOf": [
+                        DELAY,
+                        {"type": "integer", "minimum": 0, "maximum": DELAY_MAX_MS},
+                        {"type": "null"},
+                    ]
+                },
+                "Instead of `deliver_at`: so long from now.",
+            ),
         }
     ),
-    **not_both(("key", "key_base64"), ("value", "value_base64")),
+    **not_both(("key", "key_base64"), ("value", "value_base64"), ("deliver_at", "delay")),
     "if": {"not": {"required": ["value_base64"]}},
     "then": {"required": ["value"]},
 }
@@ -304,8 +330,8 @@ SCHEMAS: dict[str, Schema] = {
     "Appended": members_of(
         {"appended_truncated": BOOLEAN, "duplicate": BOOLEAN}, count=COUNT, appended=list_of(_RUN)
     ),
-    "Record": members_of(_RECORD, offset=OFFSET),
-    "MergedRecord": members_of(_RECORD, partition=COUNT, offset=OFFSET),
+    "Record": members_of(_RECORD | _DUE, offset=OFFSET),
+    "MergedRecord": members_of(_RECORD | _DUE, partition=COUNT, offset=OFFSET),
     "Records": members_of(
         topic=TEXT,
         partition=COUNT,

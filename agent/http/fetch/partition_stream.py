@@ -12,7 +12,7 @@ from shoal.agent.http.fetch.follow import Source
 from shoal.agent.http.rows.row_pieces import RowWriter, Style
 from shoal.agent.interface import Topic
 from shoal.errors import ShoalError, shown
-from shoal.format.records import ValueAs
+from shoal.format.record_text import ValueAs
 
 
 def resumed_offset(call: Call) -> int | None:

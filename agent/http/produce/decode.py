@@ -7,6 +7,7 @@ chunk is stored. Decoding itself is shoal.format.records' and shoal.format.batch
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,11 +18,12 @@ from shoal.agent.http.admission.limits import MIB
 from shoal.agent.http.api.media import JSON_TYPE, NDJSON_TYPE
 from shoal.agent.http.core.body import prepare_body, stream_body
 from shoal.agent.http.core.context import Call
-from shoal.agent.http.core.parameters import Query
+from shoal.agent.http.core.parameters import Query, invalid
 from shoal.errors import ErrorCode, ShoalError
 from shoal.format.arrow_stream import CONTINUATION
 from shoal.format.batch import MAX_BODY_BYTES, MAX_RECORD_BYTES, BatchError, Message, StreamDecoder
 from shoal.format.records import RecordColumns, parse_json, parse_ndjson, parse_raw
+from shoal.format.timestamps import parse_duration_ms, parse_time
 
 # Arrow batches of a request are appended together until they reach this: small requests are checked whole
 # before anything is stored, large ones flow.
@@ -57,8 +59,8 @@ def decode_stream(
     return decode_arrow(call, schema, receiving, chunk_bytes, keeps=at_once)
 
 
-def decode_whole(query: Query, media: str, content_type: str | None, body: bytes) -> Chunk:
-    """A JSON or raw body. ShoalError as shoal.format.records raises."""
+def decode_whole(query: Query, media: str, content_type: str | None, body: bytes, now_us: int) -> Chunk:
+    """A JSON or raw body. Delays count from now. ShoalError as shoal.format.records raises."""
     if not body:
         raise empty_body()
     if "key_field" in query:
@@ -68,11 +70,43 @@ def decode_whole(query: Query, media: str, content_type: str | None, body: bytes
     if media == JSON_TYPE:
         if "key" in query:
             raise _key_not_here("each record of a JSON body carries its own")
-        columns = parse_json(body)
+        _refuse_due_time(query, "each record of a JSON body says when it is due")
+        columns = parse_json(body, now_us)
     else:
         key = query.get("key")
         columns = parse_raw(body, content_type, None if key is None else key.encode("utf-8"))
-    return Chunk(len(columns.values), columns, (), body)
+        columns.deliver_at_us = due_times_of(query, 1, now_us)
+    return whole_chunk(columns, body)
+
+
+def whole_chunk(columns: RecordColumns, body: bytes) -> Chunk:
+    """All of a body. Its bytes are not sent on where they may say when records are due: a delay would count
+    anew."""
+    return Chunk(len(columns), columns, (), body if columns.deliver_at_us is None else None)
+
+
+def due_times_of(query: Query, records: int, now_us: int) -> list[int | None] | None:
+    """`deliver_at` or `delay`, for each of the records; None where the query says neither."""
+    if "delay" in query and "deliver_at" in query:
+        raise ShoalError(
+            "bad-request", "deliver_at or delay, not both", invalid_params=["deliver_at", "delay"]
+        )
+    for name, parse in (("deliver_at", parse_time), ("delay", parse_duration_ms)):
+        if (text := query.get(name)) is not None:
+            try:
+                number = parse(text)
+            except ShoalError as error:
+                raise invalid(name, text, error.detail) from None
+            return [number if name == "deliver_at" else now_us + 1_000 * number] * records
+    return None
+
+
+def _refuse_due_time(query: Query, why: str) -> None:
+    named = [name for name in ("deliver_at", "delay") if name in query]
+    if named:
+        raise ShoalError(
+            "bad-request", f"{named[0]} belongs to bodies of text or values: {why}", invalid_params=named
+        )
 
 
 def cut(chunk: Chunk) -> list[Chunk]:
@@ -109,6 +143,7 @@ async def decode_ndjson(
         raise _key_not_here("?key_field=NAME takes the key of a line from its JSON")
     prepare_body(call)
     key_field = call.query.get("key_field")
+    now_us = time.time_ns() // 1_000
     pieces: list[bytes] = []
     first_record = 0
     anything = False
@@ -126,6 +161,7 @@ async def decode_ndjson(
             continue
         pieces.append(piece[:end])
         columns = parse_ndjson(b"".join(pieces), key_field, first_record)
+        columns.deliver_at_us = due_times_of(call.query, len(columns), now_us)
         yield Chunk(len(columns), columns, [])
         first_record += len(columns)
         pieces = [piece[end:]]
@@ -136,7 +172,8 @@ async def decode_ndjson(
     rest = b"".join(pieces)
     if rest:
         columns = parse_ndjson(rest, key_field, first_record)
-        yield Chunk(len(columns), columns, [], rest if first_record == 0 else None)
+        columns.deliver_at_us = due_times_of(call.query, len(columns), now_us)
+        yield whole_chunk(columns, rest) if first_record == 0 else Chunk(len(columns), columns, [])
 
 
 async def decode_arrow(
@@ -146,6 +183,7 @@ async def decode_arrow(
     for name in ("key", "key_field"):
         if name in call.query:
             raise ShoalError("bad-request", f"{name}: Arrow records carry their keys", invalid_params=[name])
+    _refuse_due_time(call.query, "Arrow records have a column deliver_at")
     prepare_body(call)
     decoder = StreamDecoder(schema)
     messages: list[Message] = []

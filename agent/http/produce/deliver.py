@@ -117,7 +117,7 @@ def arrow_stream(topic: Topic, chunk: Chunk) -> bytes:
     """A chunk as a complete Arrow stream of the topic's schema."""
     messages = chunk.messages
     if chunk.columns is not None:  # records without a time get this agent's
-        messages = [message_from_batch(columns_to_batch(chunk.columns, time.time_ns() // 1000))]
+        messages = [message_from_batch(columns_to_batch(chunk.columns, time.time_ns() // 1000, topic.schema))]
     parts: list[bytes | memoryview] = [schema_message(topic.schema)]
     for message in messages:
         parts += encapsulated(message)

@@ -8,6 +8,7 @@ which gives the same answers. Knows no socket: front.py brings heads and bodies 
 
 from __future__ import annotations
 
+import time
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -31,6 +32,7 @@ from shoal.agent.http.produce.decode import (
     decode_whole,
 )
 from shoal.agent.http.produce.deliver import Options, submission_of
+from shoal.agent.http.produce.due_times import check_due_times
 from shoal.agent.http.produce.fast_head import Head, append_head, without_sequence
 from shoal.agent.http.produce.produce import DECODED_AT_ONCE_BYTES, request_options
 from shoal.agent.interface import Answer, Topic
@@ -50,6 +52,8 @@ PLACED_BYTES_MAX: Final = MAX_BODY_BYTES + 64 * KIB
 REMEMBERED_HEADS_MAX: Final = 1_024
 # The status of an append that was acknowledged.
 STORED: Final = 200
+NOT_ARROW: Final = frozenset(("key", "key_field", "deliver_at", "delay"))
+"""Parameters that belong to other bodies: the ordinary way refuses them."""
 
 
 class FastRequest(NamedTuple):
@@ -86,7 +90,8 @@ class FastAppends:
         self._table = table
         self._routes = routes
         self._remembered: dict[bytes, FastRequest] = {}
-        self._places: PlaceReader | None = None
+        self._places: dict[str, PlaceReader] = {}
+        """By the kind of topic, which has its columns."""
 
     def request(self, data: bytes) -> FastRequest | RequestHead | None:
         """The append that a whole head asks for. RequestHead: it goes the ordinary way. None: the head cannot
@@ -172,7 +177,8 @@ class FastAppends:
         if request.lead_bytes:
             assert isinstance(memory, memoryview)
             return self._begin_arrow(request, topic, partition, memory, answer)
-        chunk = decode_whole(request.query, request.media, request.content_type, bytes(memory))
+        now_us = time.time_ns() // 1_000
+        chunk = decode_whole(request.query, request.media, request.content_type, bytes(memory), now_us)
         if not 0 < chunk.records <= CHUNK_RECORDS_MAX:
             return False
         return self._append(request, topic, partition, chunk, answer)
@@ -180,11 +186,11 @@ class FastAppends:
     def _begin_arrow(
         self, request: FastRequest, topic: Topic, partition: int, memory: memoryview, answer: Answer
     ) -> bool:
-        if "key" in request.query or "key_field" in request.query:
+        if not NOT_ARROW.isdisjoint(request.query):
             return False
-        places = self._places
-        if places is None or places.schema is not topic.schema:
-            places = self._places = PlaceReader(topic.schema, STAMP_BYTES)
+        places = self._places.get(topic.kind)
+        if places is None:
+            places = self._places[topic.kind] = PlaceReader(topic.schema, STAMP_BYTES)
         try:
             placed = places.read(memory, LEAD_BYTES)
         except BatchError as error:
@@ -203,6 +209,7 @@ class FastAppends:
     def _append(
         self, request: FastRequest, topic: Topic, partition: int, chunk: Chunk, answer: Answer
     ) -> bool:
+        check_due_times(topic, topic.name, chunk, time.time_ns() // 1_000)
         try:
             submission = submission_of(chunk, request.options)
             self.context.broker.begin_append(topic, partition, submission, answer)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import get_args
 
@@ -39,6 +40,7 @@ from shoal.agent.http.produce.deliver import (
     Options,
     deliver,
 )
+from shoal.agent.http.produce.due_times import check_due_times
 from shoal.agent.interface import Acks, Appended, Topic
 from shoal.errors import JSON, ShoalError, shown
 from shoal.format.batch import (
@@ -90,10 +92,11 @@ async def produce(call: Call) -> web.StreamResponse:
 async def _decoded(call: Call, media: str, body: bytes) -> Chunk:
     """JSON, and anything else that is one value."""
     content_type = call.headers.get("Content-Type")
+    now_us = time.time_ns() // 1_000
     if len(body) <= DECODED_AT_ONCE_BYTES:
-        return decode_whole(call.query, media, content_type, body)
+        return decode_whole(call.query, media, content_type, body, now_us)
     return await asyncio.get_running_loop().run_in_executor(
-        call.context.decoders, decode_whole, call.query, media, content_type, body
+        call.context.decoders, decode_whole, call.query, media, content_type, body, now_us
     )
 
 
@@ -177,6 +180,7 @@ class Production:
         held_back: Chunk | None = None
         try:
             async for chunk in chunks:
+                self._check_due_times(chunk)
                 if self._options.producer is None:
                     with self._call.context.gate.place():
                         await self.append(chunk)
@@ -201,8 +205,12 @@ class Production:
             raise ShoalError(
                 "too-large", f"with Shoal-Producer headers a body has at most {CHUNK_RECORDS_MAX} records"
             )
+        self._check_due_times(chunk)
         for part in cut(chunk):
             await self.append(part)
+
+    def _check_due_times(self, chunk: Chunk) -> None:
+        check_due_times(self._topic, shown(self._name), chunk, time.time_ns() // 1_000)
 
     async def append(self, chunk: Chunk) -> None:
         """Append a chunk, dealt to its partitions; ShoalError that says what was stored if part of it

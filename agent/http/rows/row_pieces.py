@@ -15,8 +15,14 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shoal.format.batch import HEADERS_COLUMN, KEY_COLUMN, TIMESTAMP_COLUMN, VALUE_COLUMN
-from shoal.format.records import ValueAs, render_ndjson, render_value
+from shoal.format.batch import (
+    DELIVER_AT_COLUMN,
+    HEADERS_COLUMN,
+    KEY_COLUMN,
+    TIMESTAMP_COLUMN,
+    VALUE_COLUMN,
+)
+from shoal.format.record_text import ValueAs, render_ndjson, render_value
 from shoal.format.timestamps import format_time
 
 SLICE_BYTES = 64 * 1024
@@ -167,15 +173,24 @@ def _long_row(rows: Rows, style: Style) -> Iterator[bytes]:
     if style.view == "value":
         yield from [b"null"] if value is None else _stretches(value)
         return
-    time_us = batch.column(TIMESTAMP_COLUMN).cast(pa.int64())[0].as_py()
-    timestamp = b"null" if time_us is None else b'"%b"' % format_time(time_us).encode("ascii")
+    timestamp = _time(batch.column(TIMESTAMP_COLUMN))
     yield b'%b"offset":%d,"timestamp":%b,' % (style.opening, rows.base_offset, timestamp)
     yield from _field(b"key", _memory(batch.column(KEY_COLUMN)[0]))
     yield b","
     yield from _value(value, style.value_as)
     yield b',"headers":['
     yield from _headers(batch.column(HEADERS_COLUMN)[0])
-    yield b"]}"
+    position = batch.schema.get_field_index(DELIVER_AT_COLUMN)
+    if position < 0:
+        yield b"]}"
+        return
+    yield b'],"deliver_at":%b}' % _time(batch.column(position))
+
+
+def _time(column: pa.Array) -> bytes:
+    """The time of the only row, as JSON."""
+    time_us = column.cast(pa.int64())[0].as_py()
+    return b"null" if time_us is None else b'"%b"' % format_time(time_us).encode("ascii")
 
 
 def _memory(scalar: pa.Scalar) -> memoryview | None:

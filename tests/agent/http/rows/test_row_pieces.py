@@ -18,8 +18,8 @@ from shoal.agent.http.rows.row_pieces import (
     leading_rows,
     row_sizes,
 )
-from shoal.format.batch import DEFAULT_SCHEMA
-from shoal.format.records import EMBEDDED_BYTES_MAX, render_ndjson
+from shoal.format.batch import DEFAULT_SCHEMA, TIMER_SCHEMA
+from shoal.format.record_text import EMBEDDED_BYTES_MAX, render_ndjson
 
 Record = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]
 
@@ -49,11 +49,19 @@ def batch_of(records: list[Record]) -> pa.RecordBatch:
 
 
 @settings(max_examples=60, deadline=None)
-@given(records=RECORDS, first=st.integers(0, 5), parsed=st.booleans())
-@example([(0, None, b"\x01" * 141_989, None)], 0, False)
-def test_pieces_are_the_same_bytes_and_none_is_large(records: list[Record], first: int, parsed: bool) -> None:
+@given(records=RECORDS, first=st.integers(0, 5), parsed=st.booleans(), is_timer=st.booleans())
+@example([(0, None, b"\x01" * 141_989, None)], 0, False, False)
+@example([(0, None, b"\x01" * 141_989, None)], 0, False, True)
+def test_pieces_are_the_same_bytes_and_none_is_large(
+    records: list[Record], first: int, parsed: bool, is_timer: bool
+) -> None:
     """Whatever is in a record, and wherever a slice of the batch begins."""
-    batch = batch_of(records).slice(min(first, len(records) - 1))
+    whole = batch_of(records)
+    if is_timer:
+        times = [at[0] if number % 2 else None for number, at in enumerate(records, 1)]
+        due_times = pa.array(times, TIMER_SCHEMA.field("deliver_at").type)
+        whole = pa.RecordBatch.from_arrays([*whole.columns, due_times], schema=TIMER_SCHEMA)
+    batch = whole.slice(min(first, len(records) - 1))
     value_as = "json" if parsed else "text"
     writer = RowWriter()
     texts = writer.texts(Rows(7, batch), Style(value_as, "record"))
