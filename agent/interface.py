@@ -35,14 +35,16 @@ from shoal.agent.receive import (
     Wanted,
 )
 from shoal.agent.submission import Acks, Answer, Appended, Submission
+from shoal.agent.table import Condition, RowLookup, ScanPage, ScanRequest, TableRow
 from shoal.format.batch import Offset
 from shoal.format.hash_ranges import HashRange
 from shoal.membership.interface import KeyChange
 
 __all__ = [
-    "Acks", "Act", "ActKind", "Admit", "Answer", "Appended", "DecideStopped", "DeliveredRange", "DuePlace",
-    "Fetch", "FetchRequest", "Granted", "GroupKey", "GroupMode", "Lent", "NOBODY", "Offsets", "Pieces",
-    "Promise", "Question", "Range", "StoppedAction", "Submission", "Wanted",
+    "Acks", "Act", "ActKind", "Admit", "Answer", "Appended", "Condition", "DecideStopped", "DeliveredRange",
+    "DuePlace", "Fetch", "FetchRequest", "Granted", "GroupKey", "GroupMode", "Lent", "RowLookup", "NOBODY",
+    "Offsets", "Pieces", "Promise", "Question", "Range", "ScanPage", "ScanRequest", "StoppedAction",
+    "Submission", "TableRow", "Wanted",
 ]  # fmt: skip
 
 MAX_PARTITIONS = 1_024  # per topic: each is a directory, a file and a Raft group on every holder
@@ -191,6 +193,21 @@ class GroupPartitions(Protocol):
     ) -> None: ...
 
 
+class Tables(Protocol):
+    """Rows of a partition of a table that this agent leads; elsewhere as Records. `local`: as the replica
+    here has them, led or not. ShoalError wrong-kind for a topic of another kind."""
+
+    async def get_row(
+        self, topic: Topic, partition: int, key: bytes, *, local: bool, timeout_ms: int
+    ) -> RowLookup: ...
+    async def put_row(
+        self, topic: Topic, partition: int, submission: Submission, condition: Condition, timeout_ms: int
+    ) -> Appended: ...
+    async def scan_rows(
+        self, topic: Topic, partition: int, request: ScanRequest, *, local: bool, timeout_ms: int
+    ) -> ScanPage: ...
+
+
 class Leaders(Protocol):
     """The leaders of partitions and of the catalog."""
 
@@ -257,8 +274,8 @@ class Documents(Protocol):
 
 
 class Broker(
-    Records, ConsumerGroups, Deliveries, GroupPartitions, Leaders, Topics, Levels, Members, Peers, Documents,
-    Protocol,
+    Records, ConsumerGroups, Deliveries, GroupPartitions, Tables, Leaders, Topics, Levels, Members, Peers,
+    Documents, Protocol,
 ):  # fmt: skip
     """The whole agent."""
 

@@ -26,6 +26,7 @@ FILE_ROOMS = {
     "agent/receive.py": "agent/receive",
     "agent/settings.py": "agent/settings",
     "agent/submission.py": "agent/submission",
+    "agent/table.py": "agent/table",
     "agent/__main__.py": "agent/__main__",
     "membership/config.py": "membership/config",
     "membership/interface.py": "membership/interface",
@@ -73,7 +74,7 @@ ROOMS = {
         membership/wire replication segment_store/disk segment_store/errors shoal/__init__""",
     "agent/service": """agent/config agent/delivery agent/durable agent/events agent/fetch agent/groups
         agent/host agent/interface agent/members agent/partition agent/peers agent/placement agent/process
-        agent/receive agent/routing agent/submission agent/topics membership/interface
+        agent/receive agent/routing agent/submission agent/table agent/topics membership/interface
         replication/placement segment_store/check shoal/client/http""",
     "agent/placement": """agent/bootstrap agent/durable agent/host agent/members agent/partition agent/peers
         agent/process agent/routing agent/topics replication replication/placement replication/roles
@@ -121,10 +122,12 @@ ROOMS = {
     "agent/http/api": "agent/interface membership/interface",
     "agent/http/http1": "agent/http/admission",
     "agent/http/admission": "",
-    "agent/interface": "agent/events agent/fetch agent/receive agent/submission membership/interface",
+    "agent/interface": """agent/events agent/fetch agent/receive agent/submission agent/table
+        membership/interface""",
     "agent/fetch": "",
     "agent/submission": "",
     "agent/receive": "",
+    "agent/table": "",
     "agent/levels": "",
     "agent/events": "agent/process",
     "agent/process": "agent/config agent/settings segment_store/errors",

@@ -46,7 +46,7 @@ RETENTION = frozenset({"age", "bytes", "hold_for_groups", "acknowledged"})
 LATER_SETTINGS = ("retention.hold_for_groups", "retention.acknowledged")
 """Of a later level than the first: a catalog has them only where they are set, and so does no other."""
 SEGMENT = frozenset({"bytes", "age"})
-SCHEMAS = {"log": DEFAULT_SCHEMA, "timer": TIMER_SCHEMA}
+SCHEMAS = {"log": DEFAULT_SCHEMA, "timer": TIMER_SCHEMA, "table": DEFAULT_SCHEMA}
 """The columns of each kind of topic. Kinds other than `log` are of a later level than the first."""
 CHANGEABLE = ("replication_factor", "retention", "segment")
 _VERSION_BYTES = 8

@@ -18,6 +18,7 @@ from typing import Any
 
 from fake_gossip_keys import FakeKeyedGossip
 from fake_groups import FakeDelivery, FakeGroupBroker
+from fake_tables import FakeTableBroker
 
 from shoal.agent.events.feed import EventFeed
 from shoal.agent.fetch import Fetch, FetchRequest, Offsets
@@ -78,7 +79,7 @@ class FakeLog:
         self, messages: Sequence[Message], producer: ProducerStamp | None, *, consecutive: bool = True
     ) -> Appended:
         if producer is not None:
-            known = self._known(producer, consecutive)
+            known = self.known(producer, consecutive)
             if known is not None:
                 return known
         base_offset = self.end
@@ -103,7 +104,7 @@ class FakeLog:
         self.grown = asyncio.Event()
         return appended
 
-    def _known(self, producer: ProducerStamp, consecutive: bool) -> Appended | None:
+    def known(self, producer: ProducerStamp, consecutive: bool) -> Appended | None:
         epoch, sequence, appended = self.producers.get(
             producer.producer_id, (producer.epoch, -1, Appended(Offset(-1), 0))
         )
@@ -183,7 +184,7 @@ class FakeCluster:
         return sum(log.end for log in self.logs.values())
 
 
-class FakeBroker(FakeGroupBroker):
+class FakeBroker(FakeGroupBroker, FakeTableBroker):
     """One agent's broker."""
 
     def __init__(self, cluster: FakeCluster, name: str) -> None:
@@ -410,7 +411,7 @@ class FakeBroker(FakeGroupBroker):
     async def topics(self) -> list[Json]:
         return [
             {
-                "name": topic.name, "id": topic.id.hex(), "kind": "log", "partitions": len(topic.ranges),
+                "name": topic.name, "id": topic.id.hex(), "kind": topic.kind, "partitions": len(topic.ranges),
                 "replication_factor": 1, "under_replicated": False, "records": 0, "bytes": 0,
             }
             for topic in self.cluster.topics.values()
@@ -423,7 +424,7 @@ class FakeBroker(FakeGroupBroker):
 
     async def topic_document(self, name: str) -> Json:
         topic = self.topic(name)
-        document = {"name": name, "id": topic.id.hex(), "kind": "log", "partitions": len(topic.ranges)}
+        document = {"name": name, "id": topic.id.hex(), "kind": topic.kind, "partitions": len(topic.ranges)}
         return document | {
             name: topic.settings[name] for name in ("retention", "segment") if name in topic.settings
         }

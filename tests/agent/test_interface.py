@@ -19,6 +19,7 @@ PARTS = (
     interface.ConsumerGroups,
     interface.Deliveries,
     interface.GroupPartitions,
+    interface.Tables,
     interface.Leaders,
     interface.Topics,
     interface.Members,
