@@ -166,6 +166,9 @@ class Deliveries(Protocol):
     async def await_messages(
         self, topic: Topic, partition: int, group: Group, question: Question, wait_ms: int
     ) -> Promise | None: ...
+    async def due_records(
+        self, topic: Topic, partition: int, ranges: Sequence[Range]
+    ) -> list[pa.RecordBatch]: ...
     async def remembers(
         self, topic: Topic, partition: int, group: Group, consumer: bytes, request: bytes, *, confirmed: bool
     ) -> bool: ...

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import pyarrow as pa
+
 from shoal.agent.delivery.entry_turn import EntryTurn
 from shoal.agent.delivery.group_upkeep import GroupUpkeep, first_of, shown
 from shoal.agent.delivery.key_feed import KeyFeed
@@ -35,26 +37,32 @@ from shoal.agent.delivery.view_feed import ViewFeed
 from shoal.agent.groups.entry import Lost, Skip
 from shoal.agent.groups.fold import GroupFold
 from shoal.agent.groups.leader.group_leader import GroupLeader
-from shoal.agent.groups.place import EntryStamp
+from shoal.agent.groups.place import START, EntryStamp, SpanState
 from shoal.agent.groups.settings import GroupPlans
 from shoal.agent.levels import SEE_LEVEL, AdditionKind, level_of, too_low
 from shoal.agent.metrics.measures import GroupMeasures
 from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.pending import Waiter
+from shoal.agent.partition.reader import damaged
 from shoal.agent.partition.replica import Replica
 from shoal.agent.receive import (
     Act,
+    DuePlace,
     Granted,
     GroupKey,
     GroupNumbers,
     Promise,
     Question,
+    Range,
     Wanted,
 )
 from shoal.agent.submission import Appended
 from shoal.agent.views.timer_view import TimerView
+from shoal.agent.views.upkeep.timer_records import read_records
+from shoal.agent.views.view import ViewNotReady
 from shoal.errors import ShoalError
 from shoal.format.batch import Kind, LogIndex, Offset
+from shoal.segment_store.errors import Damaged, OffsetOutOfRange, StoreError
 
 MAX_QUEUED: Final = 4_096
 """Requests of a partition that are not decided, with those that wait for messages."""
@@ -84,6 +92,7 @@ class GroupKeeper(ReplicaObserver):
         self._replica = replica
         self._fold = fold
         self._measures = measures
+        self._timers = timers
         self._letters = LetterSender(replica, fold, letters, self.change, timers)
         self._feed = LogFeed(replica, self._wake) if timers is None else ViewFeed(replica, self._wake, timers)
         self._keys = KeyFeed(replica, self._wake) if not isinstance(self._feed, ViewFeed) else self._feed
@@ -185,6 +194,35 @@ class GroupKeeper(ReplicaObserver):
     def has_begun(self, key: GroupKey) -> bool:
         """Whether the group has begun here, at the log's end."""
         return key in self._fold.groups
+
+    async def due_records(self, ranges: Sequence[Range]) -> list[pa.RecordBatch]:
+        """Messages of a timer topic, in the columns of runs: each range's by itself, without those that are
+        past their retention. Raises ShoalError not-ready, damaged, internal."""
+        assert self._timers is not None
+        replica = self._replica
+        try:
+            return await read_records(self._timers, replica.log, ranges)
+        except Damaged as error:
+            raise damaged(replica, error) from error
+        except (ViewNotReady, OffsetOutOfRange) as error:
+            raise ShoalError("not-ready", f"the messages cannot be read now: {error}") from error
+        except (StoreError, OSError) as error:
+            raise ShoalError("internal", f"the messages cannot be read: {error}") from error
+
+    async def oldest_due_us(self, key: GroupKey) -> int | None:
+        """Of a timer topic: the due time of the first message that the group is not done with. None: there is
+        none, or nobody can tell now. Raises as `present`."""
+        assert isinstance(self._feed, ViewFeed)
+        return await self._feed.due_us_from(first_of(self._fold.groups[key]))
+
+    def stopped_at(self, key: GroupKey, offset: int) -> DuePlace:
+        """The place of the stopped message of that offset; its due time need not be known. Raises as
+        `present`."""
+        self._leader(key)
+        for span in self._fold.groups[key].spans.from_place(START):
+            if span.state is SpanState.STOPPED and span.first <= offset < span.first + span.count:
+                return DuePlace(span.due_us, offset)
+        return DuePlace(0, offset)
 
     def remembers(self, key: GroupKey, consumer: bytes, request: bytes) -> bool:
         """Whether that request of the consumer was served here. Raises ShoalError not-leader, no-leader."""

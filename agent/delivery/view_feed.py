@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from contextlib import suppress
+from typing import Final, TypeVar
 
 from shoal.agent.delivery.key_feed import KEYS_KEPT, SLICE_KEYS, KeyFeed
 from shoal.agent.delivery.log_feed import MENDING_MS
@@ -25,6 +26,8 @@ from shoal.agent.views.view import ViewNotReady
 from shoal.format.batch import KEY_COLUMN
 from shoal.format.hash_ranges import key_hash_64
 
+LOOKS: Final = 4
+"""Chunks that are read for a look, before it is given up: a run may be merged meanwhile."""
 _T = TypeVar("_T")
 
 
@@ -71,6 +74,21 @@ class ViewFeed(KeyFeed):
         if place is not None and place.due_us <= append_us:
             self._seen_us = append_us
         return None if place is None else place.due_us
+
+    async def due_us_from(self, place: DuePlace) -> int | None:
+        """When the first record at or behind the place is due; None if there is none, or it cannot be read
+        now. For people."""
+        for _ in range(LOOKS):
+            try:
+                found = self._timers.nearest(place)
+            except ChunksMissing as missing:
+                with suppress(OSError, ViewNotReady):  # the view knows
+                    await self._timers.load(missing.chunks)
+            except ViewNotReady:
+                return None
+            else:
+                return None if found is None else found.due_us
+        return None
 
     def rows_within(self, piece: Range, max_bytes: int) -> tuple[int, int]:
         """See Feed: rows of one chunk, or of one batch, count alike."""

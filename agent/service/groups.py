@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+
 from shoal.agent.delivery.keeper import GroupKeeper
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.fetch import FetchRequest
@@ -26,6 +28,7 @@ from shoal.agent.receive import (
     GroupNumbers,
     Promise,
     Question,
+    Range,
     Wanted,
 )
 from shoal.agent.service.group_admin import GroupAdmin
@@ -34,6 +37,7 @@ from shoal.agent.service.redrive import Redriver
 from shoal.agent.service.time_search import offset_at_time
 from shoal.errors import ErrorCode, ShoalError
 from shoal.format.batch import Offset, parse_stamp
+from shoal.format.timestamps import format_time
 
 SEEK_ATTEMPTS_MAX = 8
 """Seeks of one group in one partition at the same time, each of which makes the others begin again."""
@@ -97,6 +101,14 @@ class GroupService(RecordService, GroupAdmin):
             await self._begin_at_time(host, group_id, keeper, topic, group, deadline_ms)
             return await keeper.wait(group.key, question, wait_ms, deadline_ms)
 
+    async def due_records(
+        self, topic: Topic, partition: int, ranges: Sequence[Range]
+    ) -> list[pa.RecordBatch]:
+        """Messages of a timer topic that were delivered, with their offsets: each range's by itself, without
+        those that are past their retention."""
+        with self._led_here(topic, partition) as (host, group_id):
+            return await self._keeper(host, group_id, writes=False).due_records(ranges)
+
     async def remembers(
         self, topic: Topic, partition: int, group: Group, consumer: bytes, request: bytes, *, confirmed: bool
     ) -> bool:
@@ -127,14 +139,20 @@ class GroupService(RecordService, GroupAdmin):
         deadline_ms: int,
     ) -> None:
         """A group that starts at a time begins at the offset of then, which only a search of the log finds.
-        The keeper begins all others itself."""
+        Among due times it begins at that time. The keeper begins all others itself."""
         if keeper.has_begun(group.key):
             return
         entry = self._group_entry(topic, group.name)
         start_us = entry.settings.start_us()
-        if start_us is not None:
+        if start_us is None:
+            return
+        if topic.has_due_times:
+            is_later = start_us > self._clock.now_us()  # nothing that falls due before may be passed
+            begin = Begin(entry.made, DuePlace(0 if is_later else max(start_us, 0), 0), is_later)
+        else:
             offset = await offset_at_time(host.reader(group_id), start_us)
-            await keeper.change(group.key, Begin(entry.made, DuePlace(0, offset)), deadline_ms)
+            begin = Begin(entry.made, DuePlace(0, offset))
+        await keeper.change(group.key, begin, deadline_ms)
 
     async def seek_group(
         self, topic: Topic, partition: int, group: Group, place: DuePlace | None, timeout_ms: int
@@ -148,8 +166,9 @@ class GroupService(RecordService, GroupAdmin):
                 generation = keeper.numbers(group.key).generation + 1
                 seek = Seek(generation, place or DuePlace(0, 0), place is None)
                 if await keeper.change(group.key, seek, deadline_ms):
-                    offset = keeper.numbers(group.key).position.offset if place is None else place.offset
-                    return {"partition": partition, "offset": offset, "generation": generation}
+                    found = keeper.numbers(group.key).position if place is None else place
+                    sought = {"partition": partition, "offset": found.offset, "generation": generation}
+                    return sought | ({"due": format_time(found.due_us)} if topic.has_due_times else {})
         raise ShoalError("overloaded", f"others seek in group {group.name} at the same time: try again")
 
     async def decide_stopped(
@@ -159,7 +178,10 @@ class GroupService(RecordService, GroupAdmin):
         deadline_ms = self._clock.now_ms() + timeout_ms
         with self._led_here(topic, partition) as (host, group_id):
             keeper = self._keeper(host, group_id, writes=True)
-            operation = Decide(decision.action, (decision.range,))
+            piece = decision.range
+            if topic.has_due_times:
+                piece = piece._replace(due_us=keeper.stopped_at(group.key, piece.first).due_us)
+            operation = Decide(decision.action, (piece,))
             return await keeper.change(group.key, operation, deadline_ms)
 
     async def redrive_group(
@@ -197,12 +219,19 @@ class GroupService(RecordService, GroupAdmin):
                 await self._begin_at_time(host, group_id, keeper, topic, group, deadline_ms)
                 await keeper.begun(group.key, deadline_ms)
             numbers = keeper.numbers(group.key)
-            oldest_us = await self._append_time_us(host, group_id, numbers) if numbers.lag else None
+            due: dict[str, Any] = {}
+            if topic.has_due_times:
+                oldest_us = await keeper.oldest_due_us(group.key) if numbers.lag else None
+                due["high_watermark"] = (await host.offsets(group_id)).high_watermark
+                due["due"] = format_time(numbers.position.due_us)
+            else:
+                oldest_us = await self._append_time_us(host, group_id, numbers) if numbers.lag else None
             age_us = 0 if oldest_us is None else max(self._clock.now_us() - oldest_us, 0)
             return {
                 "partition": partition,
                 "leader": self.agent_id,
                 **partition_document(numbers),
+                **due,
                 "lag_seconds": age_us // 1_000 / 1_000,
             }
 

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 from fake_gossip_keys import FakeKeyedGossip
 from fake_groups import FakeDelivery, FakeGroupBroker
 from fake_tables import FakeTableBroker
@@ -25,7 +26,7 @@ from shoal.agent.fetch import Fetch, FetchRequest, Offsets
 from shoal.agent.interface import Answer, Appended, Document, Json, Leader, Submission, Topic
 from shoal.agent.members.gossip_keys import KeyService
 from shoal.agent.metrics.exposition import Reading, Value
-from shoal.agent.receive import Promise
+from shoal.agent.receive import Promise, Range
 from shoal.agent.topics.groups_catalog import GroupEntry
 from shoal.agent.topics.settings import (
     SCHEMAS,
@@ -507,6 +508,19 @@ class FakeBroker(FakeGroupBroker, FakeTableBroker):
             records = [message_from_batch(columns_to_batch(records, time.time_ns() // 1000, topic.schema))]
         log = self._log(topic, partition)
         return log.append(records, submission.producer, consecutive=submission.consecutive)
+
+    async def due_records(
+        self, topic: Topic, partition: int, ranges: Sequence[Range]
+    ) -> list[pa.RecordBatch]:
+        self._raise_injected()
+        found: list[pa.RecordBatch] = []
+        for first, _, _, data in self._log(topic, partition).batches:
+            batch = to_record_batch(data, topic.schema)
+            offsets = pa.array(range(first, first + batch.num_rows), pa.int64())
+            schema = pa.schema([pa.field("offset", pa.int64()), *topic.schema])
+            found.append(pa.RecordBatch.from_arrays([offsets, *batch.columns], schema=schema))
+        rows = pa.concat_batches(found)
+        return [rows.slice(piece.first, piece.count) for piece in ranges]
 
     async def read(self, topic: Topic, partition: int, request: FetchRequest) -> Fetch:
         offset, max_bytes, wait_ms, local, limit, _ = request

@@ -47,6 +47,8 @@ from shoal.agent.receive import (
 
 MAX_DELIVER_RANGES: Final = 256
 """Of one answer: it is shorter than its limit, if messages lie more scattered than that."""
+MAX_DUE_RANGES: Final = 128
+"""The same where places are due times, each of which may stand in an answer's header: 8 KiB hold so many."""
 SLICE_SPANS: Final = 4_096
 """A new leader looks at so many spans in one turn."""
 
@@ -244,10 +246,11 @@ class GroupLeader:
     def _picked(self, limit: int, reserved: int, now_ms: int, append_us: int) -> Picked:
         """The messages for one who wants so many, without those that are promised to others."""
         wanted = min(limit, self._order.most_at_once) + reserved
-        picked = self._order.pick(wanted, MAX_DELIVER_RANGES, now_ms, append_us)
+        ranges = MAX_DUE_RANGES if self._group.by_due else MAX_DELIVER_RANGES
+        picked = self._order.pick(wanted, ranges, now_ms, append_us)
         candidates, self._window = within_bounds(self._group, picked.candidates, self._fits)
         if self._window and not candidates:  # messages that come again need no room: they may stand behind
-            picked = self._order.pick(wanted, MAX_DELIVER_RANGES, now_ms, append_us, again_only=True)
+            picked = self._order.pick(wanted, ranges, now_ms, append_us, again_only=True)
             candidates, _ = within_bounds(self._group, picked.candidates, self._fits)
         picked = picked._replace(candidates=candidates)
         available = sum(candidate.range.count for candidate in picked.candidates)

@@ -67,7 +67,9 @@ _RECEIPTS: Schema = {
 _OUTCOME = members_of(receipt=TEXT, code=TEXT, detail=TEXT)
 _SUMS = ("lag", "in_flight", "delayed", "dying", "stopped", "dead", "skipped", "dropped")
 _AGE: Schema = {"type": "number", "minimum": 0}
+_DUE = described({"type": "string"}, "On topics of kind timer: the due time of the position.")
 _NUMBERS = members_of(
+    {"due": _DUE},
     partition=COUNT,
     leader=TEXT,
     generation=COUNT,
@@ -188,7 +190,7 @@ GROUP_SCHEMAS: dict[str, Schema] = {
     "SeekGroup": closed(to={"anyOf": [_START, _PLACES]}),
     "SeekPartition": closed(to={"anyOf": [_START, OFFSET]}),
     "Sought": members_of(partitions=list_of({"$ref": "#/components/schemas/SoughtPartition"})),
-    "SoughtPartition": members_of(partition=COUNT, offset=OFFSET, generation=COUNT),
+    "SoughtPartition": members_of({"due": _DUE}, partition=COUNT, offset=OFFSET, generation=COUNT),
     "RedriveGroup": closed(limit=or_null({"type": "integer", "minimum": 1, "maximum": 10**9})),
     "Redriven": members_of(redriven=COUNT, copied=COUNT),
     "DecideStopped": closed(

@@ -40,6 +40,10 @@ async def act(verb: str, by_partition: bool, call: Call) -> web.Response:
     """200 with what became of each receipt, durably (but of `extend`, which is memory of the leader)."""
     body = act_body(verb, await optional_object(call, call.context.limits.body_bytes))
     target = await find(call, by_partition=by_partition)
+    if body.up_to and target.topic.has_due_times:
+        raise ShoalError(
+            "wrong-mode", "up_to counts offsets, and a timer topic's messages stand by due time: ack receipts"
+        )
     if body.up_to and target.group.mode is not GroupMode.EXCLUSIVE:
         raise ShoalError(
             "wrong-mode", f"up_to is for exclusive groups; {target.group.name} is {target.group.mode}"

@@ -22,10 +22,10 @@ from shoal.agent.http.fetch.anywhere import WantedRows, read_here
 from shoal.agent.http.groups.outcomes import Outcomes
 from shoal.agent.http.groups.target import Target
 from shoal.agent.http.rows.row_pieces import Rows, RowWriter, Style
-from shoal.agent.interface import Admit, DeliveredRange, Fetch, FetchRequest, Granted, Json
+from shoal.agent.interface import Admit, DeliveredRange, Fetch, FetchRequest, Granted, Json, Range
 from shoal.errors import ErrorCode, ShoalError
 from shoal.format.batch import END_OF_STREAM, Offset, parse_stamp, schema_message, to_record_batch
-from shoal.format.receipt import head_of
+from shoal.format.receipt import head_of, receipt_of
 from shoal.format.timestamps import format_time
 
 LOST_HERE: dict[ErrorCode, ErrorCode] = {"not-leader": "leadership-lost", "no-leader": "leadership-lost"}
@@ -119,8 +119,10 @@ async def _render_json(call: Call, answered: Answered, holding: AnswerReservatio
     writer = RowWriter()
     style = Style("text", "record", b'{"partition":%d,' % partition)
     texts = (
-        _with_receipt(text, b',"attempt":%d,"receipt":"%b.%d"}' % (attempt, head.encode(), offset))
-        for piece, attempt in rows
+        _with_receipt(
+            text, b',"attempt":%d,"receipt":"%b"}' % (attempt, receipt_of(head, offset, due_us).encode())
+        )
+        for piece, attempt, due_us in rows
         for offset, text in enumerate(writer.texts(piece, style), piece.base_offset)
     )
     tail = b'],"reason":null,"acked":%b}\n' % json_bytes(acked.document())
@@ -130,9 +132,15 @@ async def _render_json(call: Call, answered: Answered, holding: AnswerReservatio
         return await send_made(call, writer.pieces(parts), JSON_TYPE, headers, holding.size_bytes)
 
 
-async def _rows(call: Call, answered: Answered, holding: AnswerReservation) -> list[tuple[Rows, int]]:
-    """The delivered rows, and which attempt theirs is. Those that retention took meanwhile are left out."""
-    found: list[tuple[Rows, int]] = []
+async def _rows(call: Call, answered: Answered, holding: AnswerReservation) -> list[tuple[Rows, int, int]]:
+    """The delivered rows, which attempt theirs is, and their due time, 0 on a log. Those that retention took
+    meanwhile are left out."""
+    if answered.target.topic.has_due_times:
+        return [
+            (Rows(piece.first, rows), attempt, piece.due_us)
+            for (piece, attempt), rows in await _due_rows(call, answered, holding)
+        ]
+    found: list[tuple[Rows, int, int]] = []
     topic, partition = answered.target.topic, answered.partition
     for begin, end, parts in stretches(answered.granted.delivered):
         offset = begin
@@ -150,7 +158,7 @@ async def _rows(call: Call, answered: Answered, holding: AnswerReservation) -> l
                 offset = _behind_trimmed(error, offset)
                 continue
             for rows in selected.rows:
-                found += _by_attempt(rows, parts)
+                found += ((part, attempt, 0) for part, attempt in _by_attempt(rows, parts))
             offset = _onward(offset, selected.next_offset)
     return found
 
@@ -205,13 +213,46 @@ def _listed(head: bytes, texts: Iterable[Iterable[bytes]], tail: bytes) -> Itera
     yield tail
 
 
+async def _due_rows(
+    call: Call, answered: Answered, holding: AnswerReservation
+) -> list[tuple[DeliveredRange, pa.RecordBatch]]:
+    """The delivered messages of a timer topic, in their order and without gaps."""
+    topic, delivered = answered.target.topic, answered.granted.delivered
+    ranges = [one.range for one in delivered]
+    found = await call.context.broker.due_records(topic, answered.partition, ranges)
+    await holding.add(sum(rows.nbytes for rows in found))
+    return [
+        (DeliveredRange(piece, one.attempt), rows.select(topic.schema.names))
+        for one, all_rows in zip(delivered, found, strict=True)
+        for piece, rows in _without_gaps(one.range, all_rows)
+    ]
+
+
+def _without_gaps(piece: Range, rows: pa.RecordBatch) -> Iterator[tuple[Range, pa.RecordBatch]]:
+    """The records of a range; where some are past their retention, in pieces."""
+    if rows.num_rows == piece.count:
+        yield piece, rows
+        return
+    offsets = rows.column("offset").to_pylist()
+    begin = 0
+    for at in range(1, len(offsets) + 1):
+        if at == len(offsets) or offsets[at] != offsets[at - 1] + 1:
+            yield Range(piece.due_us, offsets[begin], at - begin), rows.slice(begin, at - begin)
+            begin = at
+
+
 # ---- Arrow ---------------------------------------------------------------------------------------
 
 
 async def _render_arrow(call: Call, answered: Answered, holding: AnswerReservation) -> web.StreamResponse:
     target, granted = answered.target, answered.granted
-    schema = target.topic.schema
     frames: list[bytes | memoryview] = []
+    if target.topic.has_due_times:
+        found = await _due_rows(call, answered, holding)
+        if found:
+            frames.append(memoryview(pa.concat_batches([rows for _, rows in found]).serialize()))
+        return await _send_arrow(call, answered, frames, [one for one, _ in found])
+    schema = target.topic.schema
     kept: list[DeliveredRange] = []
     for stretch in stretches(granted.delivered):
         offset = stretch.begin
@@ -228,15 +269,27 @@ async def _render_arrow(call: Call, answered: Answered, holding: AnswerReservati
             frames += made
             offset = _onward(offset, fetch.next_offset)
         kept += stretch.parts
+    return await _send_arrow(call, answered, frames, kept)
+
+
+async def _send_arrow(
+    call: Call, answered: Answered, frames: Sequence[bytes | memoryview], kept: Sequence[DeliveredRange]
+) -> web.StreamResponse:
+    target, granted = answered.target, answered.granted
+    # At most 55 characters a range: a header holds as many as an answer may have.
+    ranges = (
+        f"{piece.first}{f'@{piece.due_us}' if piece.due_us else ''}+{piece.count}*{attempt}"
+        for piece, attempt in kept
+    )
     headers = _common_headers(target, answered.acked) | {
         "Shoal-Partition": str(answered.partition),
         "Shoal-Delivery": str(granted.delivery),
         "Shoal-Receipt": _head(answered),
         "Shoal-Delivered-At": format_time(granted.time_us),
-        "Shoal-Ranges": ",".join(f"{piece.first}+{piece.count}*{attempt}" for piece, attempt in kept),
+        "Shoal-Ranges": ",".join(ranges),
     }
     with call.context.gate.place():
-        parts = [schema_message(schema), *frames, END_OF_STREAM]
+        parts = [schema_message(target.topic.schema), *frames, END_OF_STREAM]
         return await send_parts(call, parts, ARROW_TYPE, headers)
 
 

@@ -6,6 +6,7 @@ Creation, change and deletion are the catalog leader's. Leaders of partitions ar
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from urllib.parse import quote
 
@@ -50,7 +51,7 @@ from shoal.agent.interface import (
     Topic,
 )
 from shoal.errors import ShoalError
-from shoal.format.timestamps import parse_time
+from shoal.format.timestamps import format_time, parse_time
 
 LISTED_AT_ONCE = 8
 """Groups of a list that leaders are asked about at the same time."""
@@ -204,7 +205,10 @@ async def seek(call: Call) -> web.Response:
     if isinstance(wanted, int):
         raise ShoalError("bad-request", 'offsets stand by partition, as {"to": {"0": 17}}')
     deadline = Deadline(call.timeout_ms())
-    places = await _places(call, target.topic, wanted, deadline)
+    if target.topic.has_due_times:
+        places = dict.fromkeys(range(len(target.topic.ranges)), _due_place(wanted))
+    else:
+        places = await _places(call, target.topic, wanted, deadline)
     entries = [
         await _seek_one(call, target, partition, place, deadline) for partition, place in places.items()
     ]
@@ -221,16 +225,22 @@ async def seek_partition(call: Call) -> web.Response:
     deadline = Deadline(call.timeout_ms())
 
     async def here() -> Json:
+        if target.topic.has_due_times:
+            place = _due_place(wanted)
+        else:
+            place = await log_place()
+        return await call.context.broker.seek_group(
+            target.topic, partition, target.group, place, deadline.remaining_ms()
+        )
+
+    async def log_place() -> DuePlace | None:
         asked = wanted[partition] if isinstance(wanted, dict) else wanted
         offsets = await call.context.broker.offsets(target.topic, partition)
         ends: Json = {"log_start_offset": offsets.log_start_offset, "high_watermark": offsets.high_watermark}
         if isinstance(asked, str) and asked.startswith("@"):
             time_us = parse_time(asked[1:])
             ends["offset"] = await call.context.broker.offset_at_time(target.topic, partition, time_us)
-        place = _place(asked, partition, ends)
-        return await call.context.broker.seek_group(
-            target.topic, partition, target.group, place, deadline.remaining_ms()
-        )
+        return _place(asked, partition, ends)
 
     async def there(leader: Leader) -> Json:
         body = {
@@ -246,7 +256,7 @@ async def seek_partition(call: Call) -> web.Response:
 
 async def _places(
     call: Call, topic: Topic, wanted: str | dict[int, int], deadline: Deadline
-) -> dict[int, int | None]:
+) -> dict[int, DuePlace | None]:
     """By partition where to go on, None for the end. ShoalError beyond-end, trimmed, unknown-partition."""
     partitions = range(len(topic.ranges)) if isinstance(wanted, str) else sorted(wanted)
     if unknown := [partition for partition in partitions if partition >= len(topic.ranges)]:
@@ -255,12 +265,26 @@ async def _places(
         return dict.fromkeys(partitions)
     at_us = parse_time(wanted[1:]) if isinstance(wanted, str) and wanted.startswith("@") else None
     ends = await OffsetsGatherer(call, topic, at_us).gather(deadline)
-    found: dict[int, int | None] = {}
+    found: dict[int, DuePlace | None] = {}
     for partition in partitions:
         asked = wanted if isinstance(wanted, str) else wanted[partition]
-        place = _place(asked, partition, ends[partition])
-        found[partition] = None if place is None else place.offset
+        found[partition] = _place(asked, partition, ends[partition])
     return found
+
+
+def _due_place(asked: SeekTarget) -> DuePlace | None:
+    """In a topic of kind timer, whose messages stand by due time; None for now. ShoalError bad-request."""
+    if asked == "earliest":
+        return DuePlace(0, 0)
+    if asked == "latest":
+        return None
+    if not isinstance(asked, str):
+        raise ShoalError(
+            "bad-request", "messages of a timer topic stand by due time: seek earliest, latest or @ a time"
+        )
+    time_us = parse_time(asked[1:])
+    # Later than now would pass messages that are appended later and fall due before.
+    return None if time_us > time.time_ns() // 1_000 else DuePlace(max(time_us, 0), 0)
 
 
 def _place(asked: SeekTarget, partition: int, ends: Mapping[str, int]) -> DuePlace | None:
@@ -286,9 +310,8 @@ def _place(asked: SeekTarget, partition: int, ends: Mapping[str, int]) -> DuePla
 
 
 async def _seek_one(
-    call: Call, target: Target, partition: int, offset: int | None, deadline: Deadline
+    call: Call, target: Target, partition: int, place: DuePlace | None, deadline: Deadline
 ) -> Json:
-    place = None if offset is None else DuePlace(0, offset)
 
     async def here() -> Json:
         return await call.context.broker.seek_group(
@@ -296,7 +319,9 @@ async def _seek_one(
         )
 
     async def there(leader: Leader) -> Json:
-        body = {"to": "latest" if offset is None else offset}
+        body: Json = {"to": "latest" if place is None else place.offset}
+        if place is not None and target.topic.has_due_times:
+            body = {"to": f"@{format_time(place.due_us)}"}
         path = target.path("seek", partition=partition)
         return await ask(call, leader.url, "POST", path, body, deadline.remaining_ms())
 
