@@ -112,8 +112,7 @@ class Dispatcher:
         note_origin(request, self._policy.check(host, headers.get("Origin")))
         if is_preflight(request):
             return preflight(self._table, path)
-        shorter = path.rstrip("/")
-        if shorter != path and path != "/" and self._table.serves(request.method, shorter):
+        if path.endswith("/") and (shorter := self._table.shorter(request.method, path)) is not None:
             target = f"{shorter}?{raw_query}" if raw_query else shorter
             return web.Response(status=308, headers={"Location": target})
         route, arguments = self._table.resolve(request.method, path)

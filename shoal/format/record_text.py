@@ -6,7 +6,7 @@ Pure. The other way is records.py's.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
@@ -29,9 +29,13 @@ and a hundred times its memory, and cannot be interrupted."""
 
 
 def render_records(
-    batch: pa.RecordBatch, base_offset: int, value_as: ValueAs = "text"
+    batch: pa.RecordBatch, base_offset: int | Sequence[int], value_as: ValueAs = "text"
 ) -> list[dict[str, Any]]:
-    """Records as JSON objects. `value_as` json: a value that parses as JSON is embedded instead of quoted."""
+    """Records as JSON objects. `base_offset`: of the first, or each one's. `value_as` json: a value that
+    parses as JSON is embedded instead of quoted."""
+    offsets = (
+        range(base_offset, base_offset + batch.num_rows) if isinstance(base_offset, int) else base_offset
+    )
     times = batch.column(TIMESTAMP_COLUMN).cast(pa.int64()).to_pylist()
     keys = batch.column(KEY_COLUMN).to_pylist()
     values = batch.column(VALUE_COLUMN).to_pylist()
@@ -42,7 +46,7 @@ def render_records(
     for row, time_us in enumerate(times):
         if time_us != last_us:
             last_us, timestamp = time_us, None if time_us is None else format_time(time_us)
-        record: dict[str, Any] = {"offset": base_offset + row, "timestamp": timestamp}
+        record: dict[str, Any] = {"offset": offsets[row], "timestamp": timestamp}
         _render_bytes(record, "key", keys[row])
         _render_value(record, values[row], value_as)
         record["headers"] = [_render_header(header) for header in headers[row] or ()]
@@ -97,11 +101,12 @@ def _render_header(header: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def render_ndjson(
     batch: pa.RecordBatch,
-    base_offset: int,
+    base_offset: int | Sequence[int],
     view: Literal["record", "value"] = "record",
     value_as: ValueAs = "text",
 ) -> bytes:
-    """A line for each record. `view` value: the values alone, byte for byte; a tombstone is `null`."""
+    """A line for each record. `base_offset`: as render_records has it. `view` value: the values alone,
+    byte for byte; a tombstone is `null`."""
     if view == "value":
         values = batch.column(VALUE_COLUMN).to_pylist()
         return b"".join((b"null" if value is None else value) + b"\n" for value in values)

@@ -48,8 +48,8 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One method of one path; `{name}` is a segment that the handler gets as an argument. Every status that
-    `answers` does not have is a problem document."""
+    """One method of one path; `{name}` is a segment that the handler gets as an argument. REST is all that is
+    left of the path. Every status that `answers` does not have is a problem document."""
 
     name: str
     method_and_path: str
@@ -73,6 +73,10 @@ class Operation:
     def parameter_names(self) -> frozenset[str]:
         """Of the query."""
         return frozenset(parameter.name for parameter in self.parameters)
+
+
+REST = "{key}"
+"""The segment that stands for the rest of a path: slashes, dots and escapes belong to a row's key."""
 
 
 def is_variable(segment: str) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from shoal.agent.http.api.operation import Operation, is_variable
+from shoal.agent.http.api.operation import REST, Operation, is_variable
 from shoal.agent.http.core.parameters import decode_segment
 from shoal.errors import ShoalError, shown
 
@@ -43,16 +43,22 @@ class Route:
 class Node:
     """One position in the tree of paths."""
 
-    __slots__ = ("any_segment", "hints", "routes", "segments")
+    __slots__ = ("any_segment", "hints", "rest", "routes", "segments")
 
     def __init__(self) -> None:
         self.segments: dict[str, Node] = {}
         self.any_segment: Node | None = None
+        self.rest: Node | None = None
         self.routes: dict[str, Route] = {}
         self.hints: dict[str, str] = {}
 
     def child(self, segment: str) -> Node:
         """The node below, made if missing."""
+        if segment == REST:
+            assert not self.segments, "the rest of a path is whatever it is"
+            if self.rest is None:
+                self.rest = Node()
+            return self.rest
         if is_variable(segment):
             if self.any_segment is None:
                 self.any_segment = Node()
@@ -87,7 +93,7 @@ class RouteTable:
         return node
 
     def resolve(self, method: str, path: str) -> tuple[Route, tuple[str, ...]]:
-        """The route of a raw path (no query) and its decoded arguments.
+        """The route of a raw path (no query) and its decoded arguments; the rest of a path stays as it came.
 
         ShoalError unknown-route, method-not-allowed (with `allow`), or bad-request for a path that cannot
         be decoded.
@@ -101,18 +107,23 @@ class RouteTable:
             route = node.routes.get("GET")
         if route is None:
             raise method_not_allowed(method, node) if node.routes else unknown_route(path)
-        if len(path) <= REMEMBERED_PATH_CHARACTERS_MAX:
+        if len(path) <= REMEMBERED_PATH_CHARACTERS_MAX and not route.operation.path.endswith(REST):
             if len(self._remembered) >= REMEMBERED_PATHS_MAX:
                 self._remembered.clear()
             self._remembered[method, path] = (route, arguments)
         return route, arguments
 
-    def serves(self, method: str, path: str) -> bool:
-        """Whether reading a raw path is possible; of what changes something nobody is sent elsewhere."""
-        if method not in ("GET", "HEAD") or not path.startswith("/") or path.startswith("//"):
-            return False
+    def shorter(self, method: str, path: str) -> str | None:
+        """The path without the slashes at its end, where reading is possible only there. A request that
+        changes something is sent nowhere else."""
+        shorter = path.rstrip("/")
+        if method not in ("GET", "HEAD") or not shorter or path.startswith("//"):
+            return None
+        return shorter if self._reads(shorter) and not self._reads(path) else None
+
+    def _reads(self, path: str) -> bool:
         try:
-            self.resolve(method, path)
+            self.resolve("GET", path)
         except ShoalError:
             return False
         return True
@@ -120,7 +131,10 @@ class RouteTable:
     def _walk(self, path: str) -> tuple[Node, tuple[str, ...]]:
         node = self._root
         arguments: list[str] = []
-        for segment in path.split("/")[1:]:
+        segments = path.split("/")[1:]
+        for number, segment in enumerate(segments):
+            if node.rest is not None:
+                return node.rest, (*arguments, "/".join(segments[number:]))
             below = node.segments.get(segment)
             if below is None:
                 below = node.any_segment

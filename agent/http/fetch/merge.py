@@ -45,7 +45,7 @@ class Run:
     def timestamps(self, count: int) -> pa.Array:
         """Of the first rows, at most `count`, in microseconds."""
         found = []
-        for _, batch in self.rows:
+        for _, batch, _ in self.rows:
             found.append(batch.column(TIMESTAMP_COLUMN).slice(0, count))
             count -= len(found[-1])
             if count <= 0:
@@ -65,7 +65,7 @@ class Run:
         """The first rows, exactly so many, which are then gone from here."""
         taken: list[Rows] = []
         while count:
-            base_offset, batch = self.rows.popleft()
+            base_offset, batch, _ = self.rows.popleft()
             if batch.num_rows > count:
                 self.rows.appendleft(Rows(base_offset + count, batch.slice(count)))
                 batch = batch.slice(0, count)

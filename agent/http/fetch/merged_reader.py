@@ -132,7 +132,7 @@ class MergedReader:
             while offset < end:
                 wanted = WantedRows(partition, offset, self._max_bytes, end - offset, times_only=True)
                 found = await self._fetch(wanted)
-                for base_offset, batch in found.rows:
+                for base_offset, batch, _ in found.rows:
                     times = batch.column(TIMESTAMP_COLUMN).slice(0, end - base_offset)
                     pieces.append(times.take(pa.arange(0, len(times))).cast(pa.int64()))
                 self._holding.drop(found.size_bytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
@@ -35,10 +35,19 @@ HEADERS_AT_ONCE = 64
 
 
 class Rows(NamedTuple):
-    """Consecutive rows of one stored batch."""
+    """Rows of one batch: consecutive ones of the log, or such as have `offsets` of their own."""
 
     base_offset: int
     batch: pa.RecordBatch
+    offsets: Sequence[int] | None = None
+
+    def part(self, begin: int, count: int) -> Rows:
+        """So many of them, from one on."""
+        batch = self.batch.slice(begin, count)
+        if self.offsets is None:
+            return Rows(self.base_offset + begin, batch)
+        offsets = self.offsets[begin : begin + count]
+        return Rows(offsets[0], batch, offsets)
 
 
 class Style(NamedTuple):
@@ -110,16 +119,15 @@ class RowWriter:
     def texts(self, rows: Rows, style: Style) -> Iterator[Iterable[bytes]]:
         """Of each row, in their order, its text in parts, without a line feed. Each is to be used up before
         the next is asked for."""
-        base_offset, batch = rows
-        for at in range(0, batch.num_rows, SLICE_ROWS):
-            window = batch.slice(at, SLICE_ROWS)
-            whole = window.nbytes
+        for at in range(0, rows.batch.num_rows, SLICE_ROWS):
+            window = rows.part(at, SLICE_ROWS)
+            whole = window.batch.nbytes
             if whole <= SLICE_BYTES:
                 self.made_bytes += whole
-                yield from _short_rows(Rows(base_offset + at, window), style)
+                yield from _short_rows(window, style)
                 continue
-            for begin, end, size in _groups(row_sizes(window).to_pylist()):
-                part = Rows(base_offset + at + begin, window.slice(begin, end - begin))
+            for begin, end, size in _groups(row_sizes(window.batch).to_pylist()):
+                part = window.part(begin, end - begin)
                 if size > SLICE_BYTES:
                     yield self._counted(_long_row(part, style))
                 else:
@@ -160,7 +168,8 @@ def _short_rows(rows: Rows, style: Style) -> Iterator[tuple[bytes, ...]]:
     if style.view == "value":
         values = rows.batch.column(VALUE_COLUMN).to_pylist()
         return ((b"null" if value is None else value,) for value in values)
-    lines = render_ndjson(rows.batch, rows.base_offset, "record", style.value_as).split(b"\n")[:-1]
+    base = rows.base_offset if rows.offsets is None else rows.offsets
+    lines = render_ndjson(rows.batch, base, "record", style.value_as).split(b"\n")[:-1]
     if style.opening == b"{":
         return ((line,) for line in lines)
     return ((style.opening + line[1:],) for line in lines)

@@ -32,7 +32,7 @@ def routed() -> list[Operation]:
 
     def walk(node: Node) -> None:
         found.extend(route.operation for route in node.routes.values())
-        for child in (*node.segments.values(), *filter(None, [node.any_segment])):
+        for child in (*node.segments.values(), *filter(None, [node.any_segment, node.rest])):
             walk(child)
 
     walk(dispatcher._table._root)

@@ -45,6 +45,8 @@ TABLE = RouteTable(
         Route(operation("PUT", "/v1/things/{thing}"), handler),
         Route(operation("GET", "/v1/things/special"), handler),
         Route(operation("GET", "/v1/things/{thing}/parts/{part}"), handler),
+        Route(operation("GET", "/v1/tables/{topic}"), handler),
+        Route(operation("GET", "/v1/tables/{topic}/{key}"), handler),
     ],
     {("POST", "/v1/things/{thing}"): "say PUT"},
 )
@@ -58,6 +60,10 @@ TABLE = RouteTable(
         ("PUT", "/v1/things/a%2Fb", "/v1/things/{thing}", ("a/b",)),
         ("PUT", "/v1/things/%252F", "/v1/things/{thing}", ("%2F",)),
         ("GET", "/v1/things/special", "/v1/things/special", ()),
+        ("GET", "/v1/tables/a%2Fb", "/v1/tables/{topic}", ("a/b",)),
+        ("GET", "/v1/tables/a%2Fb/", "/v1/tables/{topic}/{key}", ("a/b", "")),
+        ("GET", "/v1/tables/t//x/../y/", "/v1/tables/{topic}/{key}", ("t", "/x/../y/")),
+        ("GET", "/v1/tables/t/%2F%252F%00%FF%", "/v1/tables/{topic}/{key}", ("t", "%2F%252F%00%FF%")),
         ("GET", "/v1/things/a/parts/b", "/v1/things/{thing}/parts/{part}", ("a", "b")),
     ],
 )
@@ -220,3 +226,14 @@ def test_small_parts_are_joined(parts: list[bytes]) -> None:
     assert all(max(map(len, pair)) >= UNCOPIED_BYTES for pair in itertools.pairwise(pieces))
     large = [id(part) for part in scaled if len(part) >= UNCOPIED_BYTES]
     assert [id(piece) for piece in pieces if id(piece) in large] == large
+
+
+def test_only_a_path_that_leads_nowhere_is_meant_without_its_slash() -> None:
+    """A slash at the end of a row's key belongs to it; what changes something is sent nowhere."""
+    assert TABLE.shorter("GET", "/v1/things/") == "/v1/things"
+    assert TABLE.shorter("HEAD", "/v1/things///") == "/v1/things"
+    for method, path in (
+        ("GET", "/v1/tables/t/"), ("GET", "/v1/tables/t/k/"), ("PUT", "/v1/things/"), ("GET", "/"),
+        ("GET", "//"), ("GET", "//v1/things/"), ("GET", "/v1/none/"),
+    ):  # fmt: skip
+        assert TABLE.shorter(method, path) is None, path

@@ -107,3 +107,13 @@ def test_a_long_value_is_not_parsed(excess: int) -> None:
     value = b'"' + b"x" * (EMBEDDED_BYTES_MAX - 2 + excess) + b'"'
     line = json.loads(render_ndjson(batch_of([(0, None, value, None)]), 0, "record", "json"))
     assert line["value"] == (value.decode() if excess else json.loads(value))
+
+
+@settings(max_examples=30, deadline=None)
+@given(records=RECORDS, data=st.data())
+def test_rows_with_offsets_of_their_own(records: list[Record], data: st.DataObject) -> None:
+    """Small rows and large ones are told with the offsets that they are given."""
+    offsets = data.draw(st.lists(st.integers(0, 2**62), min_size=len(records), max_size=len(records)))
+    texts = RowWriter().texts(Rows(offsets[0], batch_of(records), offsets), Style("text", "record"))
+    told = [json.loads(line)["offset"] for line in b"".join(lines(texts)).splitlines()]
+    assert told == offsets
