@@ -13,6 +13,7 @@ from tests.safety.birth_rules import BIRTH_FAULTS
 from tests.safety.fault import A, Fault, R, S
 from tests.safety.group_rules import GROUP_FAULTS
 from tests.safety.time_rules import TIME_FAULTS
+from tests.safety.view_rules import VIEW_FAULTS
 
 __all__ = ["FAULTS", "NOT_BUILT", "Fault"]
 
@@ -521,6 +522,7 @@ FAULTS: tuple[Fault, ...] = (
     *TIME_FAULTS,
     *BIRTH_FAULTS,
     *GROUP_FAULTS,
+    *VIEW_FAULTS,
     Fault(
         22,
         "a timeout is told as if nothing had happened",
@@ -687,5 +689,5 @@ FAULTS: tuple[Fault, ...] = (
     ),
 )
 
-NOT_BUILT = {20: "tables are not compacted yet"}
+NOT_BUILT: dict[int, str] = {}
 """Rules about what the product does not have."""

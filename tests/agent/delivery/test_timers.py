@@ -21,7 +21,8 @@ from shoal.agent.receive import DuePlace, Granted, GroupMode, Range
 from shoal.agent.views.merge_plan import runs_to_merge
 from shoal.agent.views.upkeep import view_set
 from shoal.agent.views.upkeep.timer_records import read_records
-from shoal.agent.views.view import ViewNotReady
+from shoal.agent.views.upkeep.view_set import ReplicaView, ViewSet
+from shoal.agent.views.view import ViewLimits, ViewNotReady
 from tests.agent.delivery.consumers import ack, equal_folds, wanted
 from tests.agent.delivery.timers import (
     append_due,
@@ -157,6 +158,14 @@ async def test_the_head_of_the_log_goes_though_nothing_was_due_yet() -> None:
         }
 
 
+async def nothing_is_fetched(_: ViewSet, made: ReplicaView) -> bool:
+    """As ViewSet._fetch_lost: what it would mend must not be."""
+    assert made.view.is_whole
+    assert made.replica is not None
+    assert made.view.applied.offset >= made.replica.log.start_offset
+    return False
+
+
 async def left_behind(consumers_cluster: Cluster, *, empty: bool) -> Node:
     """The third node, stopped before the others dropped what it lacks."""
     third = consumers_cluster.nodes[2]
@@ -170,7 +179,9 @@ async def left_behind(consumers_cluster: Cluster, *, empty: bool) -> Node:
 async def test_a_replica_without_the_head_gets_the_view_and_then_the_log(
     empty: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one step, verified, whether it had nothing or fell behind; then it follows as before."""
+    """In one step, verified, whether it had nothing or fell behind; then it follows as before. Nothing is
+    mended afterwards."""
+    monkeypatch.setattr(ViewSet, "_fetch_lost", nothing_is_fetched)
     monkeypatch.setattr(retention, "VIEW_PATIENCE_BYTES", 20_000)
     cluster, _ = timer_cluster(seed=4)
     async with cluster:
@@ -248,6 +259,28 @@ async def test_the_scrubber_finds_a_damaged_run_and_a_peer_mends_it() -> None:
         await asyncio.gather(task, return_exceptions=True)
         assert scrubber.statistics.ranges_found >= 1
         assert await equal_views(cluster, records) == before
+
+
+async def test_no_record_that_the_view_has_yet_to_take_is_passed() -> None:
+    """The view stands still while a record is committed that is due before one it has: nothing is given, and
+    then that record comes first."""
+    cluster, _ = timer_cluster(seed=13)
+    async with cluster:
+        consumers = timers_of(cluster)
+        await consumers.start()
+        due_us = now_us() + 500_000
+        await append_due(cluster, due_us)
+        leader = await cluster.leader()
+        await until(lambda: has_all(leader, 1))
+        view = view_of(leader).view
+        held, view.limits = view.limits, ViewLimits(held_rows=0)
+        await append_due(cluster, None)
+        await until(lambda: now_us() > due_us)
+        granted = await consumers.receive(wanted("a"), wait_ms=200)
+        assert not granted.delivered
+        view.limits = held
+        granted = await consumers.receive(wanted("a"), wait_ms=2_000)
+        assert [place.offset for place in places(granted)] == [1, 0]
 
 
 async def test_a_new_leader_goes_on_in_the_order_of_due_times() -> None:

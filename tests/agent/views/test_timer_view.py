@@ -13,6 +13,7 @@ import pytest
 from memory_disk import Fault, MemoryDisk
 
 from shoal.agent.receive import DuePlace, Range
+from shoal.agent.views import merge_plan
 from shoal.agent.views.timer_view import END
 from shoal.agent.views.view import ViewNotReady
 from tests.agent.views.view_desk import DIRECTORY, SMALL_RUNS, TimerDesk, each, random_dues
@@ -218,6 +219,35 @@ async def test_records_go_once_they_were_due_and_their_retention_is_over() -> No
     assert desk.view.manifest.runs == ()
     await desk.append([5], 10**14)
     assert len(await desk.due(START)) == 1
+
+
+async def test_the_log_goes_only_as_far_as_runs_are_saved() -> None:
+    """What was taken, and stands in no run yet, would be gone with the process."""
+    desk = await desk_of(30)
+    machine = desk.view.machine
+    assert machine.next_offset() == desk.log.end_offset > 0
+    assert machine.saved_offset() == 0
+    await desk.settle()
+    assert machine.saved_offset() == desk.log.end_offset
+    saved = machine.saved_offset()
+    await desk.append([1, 2, 3], 10_000)
+    assert (machine.saved_offset(), machine.next_offset()) == (saved, saved + 3)
+
+
+async def test_a_merge_in_many_pieces_keeps_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that a piece leaves over come with the next one: of one run they lie far apart, of another
+    together."""
+    monkeypatch.setattr(merge_plan.merge_parts, "__defaults__", (3_000,))
+    desk = TimerDesk(MemoryDisk(), SMALL_RUNS)
+    await desk.open()
+    for number in range(9):
+        spread = (1, 1_000, 10**6)[number % 3]
+        await desk.append([spread * row for row in range(400)], 100 + number, value_bytes=40)
+        await desk.maker.work(expired_us=0, seal=True)
+    await desk.settle()
+    assert max(entry.level for entry in desk.view.manifest.runs) > 0
+    assert sum(entry.rows for entry in desk.view.manifest.runs) == 9 * 400
+    assert await desk.due(START) == desk.expected(START)
 
 
 async def test_a_reader_keeps_the_files_of_merged_runs() -> None:
