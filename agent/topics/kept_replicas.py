@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 
 from shoal.agent.durable.identity import ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP
@@ -87,22 +87,30 @@ class KeptReplicas:
 
     async def everywhere(self) -> list[KeptTopic]:
         """Of the live members that answer."""
+        return (await self._gather())[0]
+
+    async def _gather(self) -> tuple[list[KeptTopic], list[str]]:
+        """The same, and the live members that did not answer: nobody knows what those keep."""
         peers = self._peers.live_peers()
         answers = await asyncio.gather(*(self._ask(peer, b"") for peer in peers))
         found = {self._peers.agent_id: self.here()}
+        silent = [peer for peer, answer in zip(peers, answers, strict=True) if answer is None]
         for peer, answer in zip(peers, answers, strict=True):
             try:
                 found[peer] = [] if answer is None else decode_kept(answer)
             except CatalogError as error:
                 logger.warning("cannot read the list of unknown topics from %s: %s", agent_name(peer), error)
         catalog = self._local.catalog
-        return [item for item in gathered(found) if catalog.by_id(item.topic_id) is None]
+        return [item for item in gathered(found) if catalog.by_id(item.topic_id) is None], silent
 
     async def find(self, name_or_id: str) -> FormerTopic:
-        """The newest entry that a member remembers of a kept topic. ShoalError unknown-topic: no member keeps
-        it, or knows its settings; bad-request: several topics have had that name."""
-        wanted = [item for item in await self.everywhere() if name_or_id in (item.name, item.topic_id.hex())]
+        """The newest entry that a member remembers of a kept topic. ShoalError not-ready: it was not found,
+        and a live member did not answer. ShoalError unknown-topic: no member keeps it, or knows its settings;
+        bad-request: several topics have had that name."""
+        items, silent = await self._gather()
+        wanted = [item for item in items if name_or_id in (item.name, item.topic_id.hex())]
         if not wanted:
+            _require_all_answers(silent)
             raise ShoalError(
                 "unknown-topic",
                 f"no live agent keeps a topic {name_or_id[:64]!r} that the catalog does not know:"
@@ -116,8 +124,11 @@ class KeptReplicas:
     async def _newest(self, topic: KeptTopic) -> FormerTopic:
         own = self._local.record.kept.get(topic.topic_id)
         found = [] if own is None else [own]
+        silent = []
         for peer in self._peers.live_peers():
             answer = await self._ask(peer, topic.topic_id)
+            if answer is None:
+                silent.append(peer)
             try:
                 remembered = None if answer is None else decode_remembered(answer)
             except CatalogError as error:
@@ -131,6 +142,7 @@ class KeptReplicas:
             if remembered is not None and remembered.entry.topic_id == topic.topic_id:
                 found.append(remembered)
         if not found:
+            _require_all_answers(silent)
             raise ShoalError(
                 "unknown-topic",
                 f"no live agent remembers the settings of {topic.topic_id.hex()}, without which it cannot be"
@@ -144,3 +156,11 @@ class KeptReplicas:
         except (PeerUnavailable, PeerRequestFailed) as error:
             logger.info("%s did not list its unknown topics: %s", agent_name(peer), error)
             return None
+
+
+def _require_all_answers(silent: Sequence[str]) -> None:
+    """A topic that nobody has may be with a member that did not answer: one that has just come back, say.
+    Raises ShoalError not-ready."""
+    if silent:
+        names = ", ".join(agent_name(peer) for peer in silent)
+        raise ShoalError("not-ready", f"{names} did not say which topics it keeps: ask again shortly")

@@ -70,7 +70,9 @@ def test_what_a_recovered_catalog_does_not_know_is_kept_and_adopted(
     end(survivor)
     alive = f"{lost[0].url}", "/v1/members?status=alive"
     wait_until(lambda: len(local.get(*alive)["members"]) == 3, "the survivor is missed")
-    made = ask("PUT", f"{lost[0].url}/v1/topics/orders", {"replication_factor": 3})
+    made = wait_until(
+        lambda: ask("PUT", f"{lost[0].url}/v1/topics/orders", {"replication_factor": 3}), "orders is made"
+    )
     records = {"records": [{"value": value} for value in VALUES]}
     ask("POST", f"{holder.url}/v1/topics/orders/records", records)
     copy = "/v1/topics/orders/partitions/0/records?offset=0&consistency=local"
@@ -95,12 +97,18 @@ def test_what_a_recovered_catalog_does_not_know_is_kept_and_adopted(
     assert local.get(holder.url, "/v1/agent")["kept"] == [
         {"id": made["id"], "name": "orders", "partitions": [0]}
     ]
-    listed = run_shoal("topic", "adopt", "--agent", survivor.url)
-    assert (listed.returncode, "orders" in listed.stdout, holder.name in listed.stdout) == (0, True, True)
+    listed = wait_until(
+        lambda: (
+            (ran := run_shoal("topic", "adopt", "--agent", survivor.url)).stdout.find("orders") > 0 and ran
+        ),
+        "the holder answers the survivor",
+    )
+    assert (listed.returncode, holder.name in listed.stdout) == (0, True), listed.stderr
 
     adopted = run_shoal("topic", "adopt", "orders", "--agent", holder.url)
     assert adopted.returncode == 0, adopted.stderr
-    assert local.get(survivor.url, "/v1/topics/orders")["id"] == made["id"]
+    known = wait_until(lambda: local.get(survivor.url, "/v1/topics/orders"), "the survivor knows it as well")
+    assert known["id"] == made["id"]
     wait_until(lambda: recovered(holder.url, "orders"), "the lost majority of the topic is recovered")
     wait_until(lambda: leaders(survivor.url, "orders").get(0) == holder.url, "the holder leads it")
     assert values(survivor.url, "/v1/topics/orders/partitions/0/records?offset=0") == VALUES

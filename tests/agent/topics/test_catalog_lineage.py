@@ -24,6 +24,7 @@ from shoal.agent.durable.catalog_version import (
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.host.unsafe_recovery import EPOCH_BITS
+from shoal.agent.peers.links import PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.topics.catalog import (
     BeginEpoch,
@@ -317,6 +318,27 @@ async def test_what_is_kept_is_found_over_all_agents() -> None:
             with pytest.raises(ShoalError) as caught:
                 await kept_replicas.find(wanted)
             assert caught.value.code == "unknown-topic"
+
+
+async def test_who_does_not_answer_may_keep_what_nobody_else_has() -> None:
+    """An agent that has just come back holds the topic, and its link is not there yet: that is no reason to
+    say that nobody has it."""
+    fixture = follower(folded(CreateTopic(entry())), folded(epoch=EPOCH))
+
+    def is_silent(_asked: bytes) -> bytes:
+        raise PeerUnavailable("its link is not there yet")
+
+    def keeps_its_settings_to_itself(asked: bytes) -> bytes:
+        return is_silent(asked) if asked else encode_kept([Kept(entry(5).topic_id, "t5", 1, (0,))])
+
+    async with fixture.running():
+        await until(lambda: fixture.service.catalog.epoch == EPOCH)
+        for answer, wanted in ((is_silent, "t5"), (keeps_its_settings_to_itself, "t5")):
+            fixture.peers.answers[PeerMessage.CATALOG_KEPT] = answer
+            with pytest.raises(ShoalError, match="did not say which topics it keeps") as caught:
+                await fixture.service.kept_replicas.find(wanted)
+            assert (caught.value.code, caught.value.retriable) == ("not-ready", True)
+            assert (await fixture.service.kept_replicas.find("t1")).entry == entry()
 
 
 def test_namesakes_stay_apart() -> None:
