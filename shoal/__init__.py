@@ -11,6 +11,8 @@ if TYPE_CHECKING:  # `_EXPORTS` for type checkers and editors
     from shoal.client.blocking import Consumer as Consumer
     from shoal.client.blocking import Producer as Producer
     from shoal.client.blocking import Subscription as Subscription
+    from shoal.client.blocking_table import Table as Table
+    from shoal.client.blocking_table import TableWatch as TableWatch
     from shoal.client.consume.consumer import AsyncConsumer as AsyncConsumer
     from shoal.client.consume.fetch import Fetched as Fetched
     from shoal.client.consume.fetch import PartitionOffsets as PartitionOffsets
@@ -27,6 +29,11 @@ if TYPE_CHECKING:  # `_EXPORTS` for type checkers and editors
     from shoal.client.subscribe.message import GroupMessage as GroupMessage
     from shoal.client.subscribe.message import MessageBatch as MessageBatch
     from shoal.client.subscribe.subscription import AsyncSubscription as AsyncSubscription
+    from shoal.client.tables.entries import TableChange as TableChange
+    from shoal.client.tables.entries import TableChangeKind as TableChangeKind
+    from shoal.client.tables.entries import TableEntry as TableEntry
+    from shoal.client.tables.table import AsyncTable as AsyncTable
+    from shoal.client.tables.watch import AsyncTableWatch as AsyncTableWatch
     from shoal.errors import BufferFull as BufferFull
     from shoal.errors import ClientClosed as ClientClosed
     from shoal.errors import ClientError as ClientError
@@ -40,6 +47,7 @@ __version__: Final = "0.1.0"
 _EXPORTS: Final = {
     "shoal.client.async_client": "AsyncClient",
     "shoal.client.blocking": "Client Consumer Producer Subscription",
+    "shoal.client.blocking_table": "Table TableWatch",
     "shoal.client.consume.consumer": "AsyncConsumer",
     "shoal.client.consume.fetch": "Fetched PartitionOffsets",
     "shoal.client.consume.record": "Record",
@@ -50,6 +58,9 @@ _EXPORTS: Final = {
     "shoal.client.produce.producer": "AsyncProducer Delivered ProduceFailed",
     "shoal.client.subscribe.message": "GroupMessage MessageBatch",
     "shoal.client.subscribe.subscription": "AsyncSubscription",
+    "shoal.client.tables.entries": "TableChange TableChangeKind TableEntry",
+    "shoal.client.tables.table": "AsyncTable",
+    "shoal.client.tables.watch": "AsyncTableWatch",
     "shoal.errors": "BufferFull ClientClosed ClientError ClientForked ShoalError",
     "shoal.format.batch": "BatchError DEFAULT_SCHEMA",
 }

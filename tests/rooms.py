@@ -136,11 +136,13 @@ ROOMS = {
     "agent/config": "agent/settings",
     "agent/settings": "",
     "shoal/__init__": """shoal/client shoal/client/consume shoal/client/http shoal/client/produce
-        shoal/client/subscribe""",
+        shoal/client/subscribe shoal/client/tables""",
     "shoal/spark": "shoal/client/http",
-    "shoal/client": "shoal/client/consume shoal/client/http shoal/client/produce shoal/client/subscribe",
+    "shoal/client": """shoal/client/consume shoal/client/http shoal/client/produce shoal/client/subscribe
+        shoal/client/tables""",
     "shoal/client/produce": "shoal/client/http",
     "shoal/client/subscribe": "shoal/client/consume shoal/client/http",
+    "shoal/client/tables": "shoal/client/consume shoal/client/http",
     "shoal/client/consume": "shoal/client/http",
     "shoal/client/http": "membership/net membership/wire",
     "membership": "",

@@ -21,7 +21,7 @@ from shoal.client.async_admin import AdminClient, ClientOptions
 from shoal.client.consume.consumer import AsyncConsumer, ConsumerOptions
 from shoal.client.consume.fetch import Fetched, PartitionOffsets, fetch_batches, offsets
 from shoal.client.http.requests import ClientConfig
-from shoal.client.produce.accumulator import SendOptions, Text, json_value
+from shoal.client.produce.accumulator import SendOptions
 from shoal.client.produce.delivery import Delivery
 from shoal.client.produce.producer import (
     AsyncProducer,
@@ -30,7 +30,10 @@ from shoal.client.produce.producer import (
 )
 from shoal.client.subscribe.options import SubscribeOptions
 from shoal.client.subscribe.subscription import AsyncSubscription
+from shoal.client.tables.table import AsyncTable
+from shoal.client.tables.watch import AsyncTableWatch
 from shoal.errors import ClientError, ClientForked
+from shoal.format.plain_values import Text, json_value
 
 DEFAULT_FETCH_BYTES = 4 << 20
 SEND_TOPICS_MAX = 64
@@ -56,7 +59,7 @@ class AsyncClient(AdminClient):
         self._sender_opens = asyncio.Lock()
         self._open_producers: set[AsyncProducer] = set()
         """Kept until they are closed: their records are delivered, also if nobody has the producer."""
-        self._consumers: WeakSet[AsyncConsumer | AsyncSubscription] = WeakSet()
+        self._consumers: WeakSet[AsyncConsumer | AsyncSubscription | AsyncTableWatch] = WeakSet()
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.close(flush=kind is None)
@@ -164,6 +167,11 @@ class AsyncClient(AdminClient):
         subscription = AsyncSubscription(self._cluster, topic, group, **options)
         self._consumers.add(subscription)
         return subscription
+
+    def table(self, topic: str, *, local: bool = False) -> AsyncTable:
+        """A topic of kind table as a mapping: `await client.table("users").get("ada")`. With `local` the
+        nearest replica answers reads: sooner, and perhaps without the latest writes."""
+        return AsyncTable(self._cluster, topic, local=local, on_watch=self._consumers.add)
 
     async def fetch(
         self,

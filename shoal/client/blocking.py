@@ -30,18 +30,20 @@ from shoal.client.async_admin import ClientOptions
 from shoal.client.async_client import AsyncClient
 from shoal.client.blocking_consumer import Consumer
 from shoal.client.blocking_subscription import Subscription
+from shoal.client.blocking_table import Table, TableWatch
 from shoal.client.consume.consumer import ConsumerOptions
 from shoal.client.http.requests import ClientConfig
 from shoal.client.loop_thread import LoopThread, forked, on_thread
-from shoal.client.produce.accumulator import RECORD_OVERHEAD_BYTES, SendOptions, Text, json_value
+from shoal.client.produce.accumulator import RECORD_OVERHEAD_BYTES, SendOptions
 from shoal.client.produce.delivery import Delivery, Place, ProducerStatistics
 from shoal.client.produce.lone_record import ANSWER_SECONDS
 from shoal.client.produce.producer import AsyncProducer, ProduceFailed, ProducerOptions
 from shoal.client.subscribe.options import SubscribeOptions
 from shoal.errors import ClientClosed
+from shoal.format.plain_values import Text, json_value
 from shoal.unpicklable import LiveObject
 
-__all__ = ["Client", "Consumer", "Producer", "Subscription"]
+__all__ = ["Client", "Consumer", "Producer", "Subscription", "Table", "TableWatch"]
 
 logger = logging.getLogger("shoal.client")
 _FINISHING: set[LoopThread] = set()
@@ -201,6 +203,11 @@ class Client(LiveObject):
         inner = self._inner.subscribe(topic, group=group, **options)
         self._thread.run(inner.open())
         return Subscription(self, self._thread, inner)
+
+    def table(self, topic: str, *, local: bool = False) -> Table:
+        """A topic of kind table as a mapping: `client.table("users")["ada"] = b"..."`. With `local` the
+        nearest replica answers reads: sooner, and perhaps without the latest writes."""
+        return Table(self, self._thread, self._inner.table(topic, local=local))
 
     def _check_open(self) -> None:
         """A producer that is opened while the client closes would not be flushed."""

@@ -24,13 +24,17 @@ QUICK = ClientConfig(retry=RetryPolicy(total_ms=10_000), attempt_timeout_ms=5_00
 
 
 @contextmanager
-def cluster_on_thread(count: int) -> Iterator[FakeCluster]:
-    """That many agents, on a thread of their own."""
+def cluster_on_thread(
+    count: int, extend: Callable[[FakeCluster], object] = lambda cluster: None
+) -> Iterator[FakeCluster]:
+    """That many agents, on a thread of their own. `extend` may give them more routes."""
     thread = LoopThread("fake-cluster")
     try:
 
         async def start() -> FakeCluster:
-            return await FakeCluster(count).__aenter__()
+            fake = FakeCluster(count)
+            extend(fake)
+            return await fake.__aenter__()
 
         cluster = thread.run(start())
         try:

@@ -251,14 +251,17 @@ class Cluster:
 
     async def at_replica(self, topic: str, partition: int, call: Call) -> Answer | None:
         """Ask the replica that answers soonest, once; None when that is the leader or it does not answer
-        well: the leader knows better then. For reads that name consistency=local."""
+        well: the leader knows better then. For reads that name consistency=local. Raises ShoalError
+        unknown-key, which is an answer too."""
         urls = self.routes.replica_urls(topic, partition)
         url = await self._nearest(urls)
         if url is None or url == self.routes.leader_url(topic, partition):
             return None
         try:
             return await self._attempt(url, call._replace(params={**call.params, "forward": "false"}))
-        except Failure:
+        except Failure as failure:
+            if failure.code == "unknown-key":
+                raise _error(failure, 0, definite=True) from failure
             self._distances[url] = (float("inf"), now_ms())
             return None
 

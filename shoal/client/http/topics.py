@@ -8,10 +8,24 @@ from __future__ import annotations
 import asyncio
 
 from shoal.client.http.requests import Answer, Call, Cluster, now_ms, topic_path
+from shoal.client.http.routes import TopicRoutes
 from shoal.errors import ShoalError
 
 # A topic that one agent has just created is known to the others well within this.
 CREATED_TOPIC_SEEN_MS = 10_000
+
+
+async def known_routes(cluster: Cluster, topic: str) -> TopicRoutes:
+    """The topic's routes, asked for once, with further agents: any may die later. Raises ShoalError and
+    Unreachable."""
+    routes = cluster.routes.topic(topic)
+    if routes is None:
+        await cluster.learn_agents()
+        await cluster.refresh(topic, retry=True)
+        routes = cluster.routes.topic(topic)
+    if routes is None or not routes.partitions:
+        raise ShoalError("internal", f"the agents' routes of {topic} name no partition")
+    return routes
 
 
 async def find_topic(cluster: Cluster, topic: str) -> None:

@@ -9,7 +9,6 @@ whole: each change of state is a single step, or is taken back.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import deque
@@ -25,10 +24,10 @@ from shoal.client.produce.batcher import BatchingConfig
 from shoal.client.produce.delivery import Delivery
 from shoal.errors import BufferFull, ShoalError, unknown_partition
 from shoal.format.batch import DEFAULT_SCHEMA, MAX_RECORD_BYTES
+from shoal.format.plain_values import Text, as_bytes
 from shoal.format.records import MAX_HEADERS, Headers
 from shoal.format.timestamps import Timestamp, timestamp_us
 
-Text: TypeAlias = "bytes | str | bytearray | memoryview"
 HeadersLike: TypeAlias = "Mapping[str, bytes | str | None] | Sequence[tuple[str, bytes | str | None]]"
 
 
@@ -425,28 +424,6 @@ class Gatherer:
                 f"{self._topic}: {self._config.buffered_bytes_max} bytes wait to be acknowledged, and none"
                 f" were within {timeout_seconds:g} s; the record was not taken"
             )
-
-
-def json_value(value: object) -> bytes:
-    """Compact JSON in UTF-8, as agents write it; `Record.json` is the way back. Raises ShoalError bad-request
-    for a value that JSON cannot express."""
-    try:
-        return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ShoalError("bad-request", f"the value is nothing that JSON can express: {error}") from None
-
-
-def as_bytes(value: object, what: str) -> bytes:
-    """Text as its UTF-8, buffers as their bytes. Raises ShoalError bad-request for anything else."""
-    if isinstance(value, str):
-        try:
-            return value.encode()
-        except UnicodeEncodeError as error:
-            raise ShoalError("bad-request", f"a {what} that is no text: {error}") from None
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    kind = type(value).__name__
-    raise ShoalError("bad-request", f"a {what} is bytes, text or None, not {kind}: send_json() it, perhaps")
 
 
 def _extra(

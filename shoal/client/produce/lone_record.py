@@ -18,12 +18,13 @@ from typing import Final
 from shoal.client.http.requests import Call
 from shoal.client.http.routes import TopicRoutes, failure_from_problem, json_object
 from shoal.client.http.wire import WholeAnswer, request_head
-from shoal.client.produce.accumulator import Chunk, Gatherer, HeadersLike, LoneRecord, Text
+from shoal.client.produce.accumulator import Chunk, Gatherer, HeadersLike, LoneRecord
 from shoal.client.produce.batcher import Batcher
 from shoal.client.produce.delivery import Piece, Place, ProducerStatistics
 from shoal.errors import ClientClosed
 from shoal.format.batch import DEFAULT_SCHEMA, schema_message
 from shoal.format.hash_ranges import key_hash, partition_for
+from shoal.format.plain_values import Text
 from shoal.format.row_encoding import encode_rows
 from shoal.format.timestamps import Timestamp
 

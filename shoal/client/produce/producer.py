@@ -1,8 +1,7 @@
 """The idempotent producer: takes gathered records, sends them, repeats until they are acknowledged.
 
-Law of this file: it awaits. accumulator.py makes chunks of single records, batcher.py decides what becomes a
-request, http/routes.py what follows a failure, format/partitioner.py where a key goes. Every request carries
-(producer id, epoch, sequence), and a repetition the same ones: a retry never stores a record twice.
+Law of this file: it awaits; accumulator.py, batcher.py, http/routes.py and format/partitioner.py decide. Each
+request carries (producer id, epoch, sequence), a repetition the same: a retry never stores a record twice.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import pyarrow.compute as pc
 from shoal.client.http.requests import Answer, Call, Cluster, Unreachable, now_ms, topic_path
 from shoal.client.http.routes import TopicRoutes
 from shoal.client.http.topics import find_topic, outcome_of
-from shoal.client.produce.accumulator import Chunk, Gatherer, SendOptions, Text, WholeBatch, json_value
+from shoal.client.produce.accumulator import Chunk, Gatherer, SendOptions, WholeBatch
 from shoal.client.produce.batcher import Batcher, BatchingConfig, Request, split
 from shoal.client.produce.delivery import Delivery, Piece, Place, ProducerStatistics
 from shoal.client.produce.lone_record import ANSWER_SECONDS, LonePath
@@ -30,6 +29,7 @@ from shoal.errors import BufferFull, ClientClosed, ClientForked, ShoalError, unk
 from shoal.format.arrow_stream import ARROW_STREAM
 from shoal.format.batch import DEFAULT_SCHEMA, KEY_COLUMN
 from shoal.format.partitioner import group_rows, owners_of
+from shoal.format.plain_values import Text, json_value
 from shoal.format.tabular import batches_of
 from shoal.unpicklable import LiveObject
 
