@@ -8,6 +8,7 @@ from __future__ import annotations
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple, NewType
 
+from shoal.format.batch import LogIdentity
 from shoal.format.receipt import Receipt
 
 GroupKey = NewType("GroupKey", bytes)
@@ -84,7 +85,8 @@ class DeliveredRange(NamedTuple):
 
 class Granted(NamedTuple):
     """The answer to a receive. `delivery`: its number (see DELIVERIES), of an entry that was appended at
-    `time_us`. `refusal`: why there is no message, else empty. `outcomes`: of the acts, in their order."""
+    `time_us`. `refusal`: why there is no message, else empty. `outcomes`: of the acts, in their order. `log`:
+    the messages', if it is known."""
 
     delivered: tuple[DeliveredRange, ...]
     delivery: int
@@ -92,6 +94,8 @@ class Granted(NamedTuple):
     time_us: int
     refusal: str
     outcomes: tuple[str | None, ...]
+    log: LogIdentity | None = None
+    log_start_offset: int = 0
 
 
 class ActKind(Enum):

@@ -120,7 +120,8 @@ class GroupKeeper(ReplicaObserver):
         granted: Granted = await self._ask(
             ConsumerRequest(key, wanted, acts, now_ms, wait_ms, deadline_ms), now_ms
         )
-        return granted
+        replica = self._replica
+        return granted._replace(log=replica.identity, log_start_offset=replica.log.start_offset)
 
     async def act(self, key: GroupKey, acts: Sequence[Act], deadline_ms: int) -> tuple[str | None, ...]:
         """Of each act None, or why it was refused. Raises as `receive`."""

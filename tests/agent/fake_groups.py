@@ -146,7 +146,10 @@ class FakeDelivery:
             assert before is not None
             time_us = before.time_us
         refusal = "" if found.delivered else "empty"
-        return Granted(found.delivered, found.delivery, group.generation, time_us, refusal, ())
+        return Granted(
+            found.delivered, found.delivery, group.generation, time_us, refusal, (), self.log.identity,
+            self.log.start,
+        )  # fmt: skip
 
 
 class FakeGroupBroker:

@@ -18,6 +18,7 @@ from shoal.agent.http.core.parameters import Query, boolean, duration_ms, is_num
 from shoal.agent.http.core.receive_places import ReceivePlaces
 from shoal.agent.http.core.scrapes import Scrapes
 from shoal.agent.http.core.waits import Waits
+from shoal.agent.http.rows.recent_texts import RecentTexts
 from shoal.agent.http.rows.selection import Selector
 from shoal.agent.interface import Broker
 from shoal.agent.metrics.measures import HttpMeasures
@@ -30,8 +31,8 @@ class Context:
     """Everything that lives as long as the server."""
 
     __slots__ = (
-        "broker", "decoders", "forwarder", "gate", "limits", "measures", "places", "receive_places", "room",
-        "scrapes", "selector", "waits",
+        "broker", "decoders", "forwarder", "gate", "limits", "measures", "places", "receive_places",
+        "recent_texts", "room", "scrapes", "selector", "waits",
     )  # fmt: skip
 
     def __init__(self, broker: Broker, limits: HttpLimits, forwarder: Forwarder) -> None:
@@ -45,6 +46,7 @@ class Context:
         self.receive_places = ReceivePlaces()
         self.room = AnswerRoom(self.gate, limits.answer_bytes)
         self.selector = Selector(self.room)
+        self.recent_texts = RecentTexts()
         self.waits = Waits(self.gate)
         self.measures = HttpMeasures()
         self.scrapes = Scrapes(broker, self.room, self.gate, self.measures)

@@ -21,6 +21,7 @@ from shoal.agent.http.core.respond import send_made, send_parts
 from shoal.agent.http.fetch.anywhere import WantedRows, read_here
 from shoal.agent.http.groups.outcomes import Outcomes
 from shoal.agent.http.groups.target import Target
+from shoal.agent.http.rows.recent_texts import FEW_ROWS, KEPT_ROWS_BYTES, short_texts
 from shoal.agent.http.rows.row_pieces import Rows, RowWriter, Style
 from shoal.agent.interface import Admit, DeliveredRange, Fetch, FetchRequest, Granted, Json, Range
 from shoal.errors import ErrorCode, ShoalError
@@ -108,44 +109,78 @@ async def render(call: Call, answered: Answered) -> web.StreamResponse:
 
 async def _render_json(call: Call, answered: Answered, holding: AnswerReservation) -> web.StreamResponse:
     target, partition, granted, acked = answered[:4]
-    rows = await _rows(call, answered, holding)
     head = _head(answered)
-    document: Json = {
-        "partition": partition,
-        "delivery": granted.delivery,
-        "receipt": head,
-        "delivered_at": format_time(granted.time_us),
-    }
-    writer = RowWriter()
-    style = Style("text", "record", b'{"partition":%d,' % partition)
-    texts = (
-        _with_receipt(
-            text, b',"attempt":%d,"receipt":"%b"}' % (attempt, receipt_of(head, offset, due_us).encode())
-        )
-        for piece, attempt, due_us in rows
-        for offset, text in enumerate(writer.texts(piece, style), piece.base_offset)
-    )
+    opening = b'{"partition":%d,"delivery":%d,"receipt":"%b","delivered_at":"%b","messages":[' % (
+        partition, granted.delivery, head.encode(), format_time(granted.time_us).encode(),
+    )  # fmt: skip
     tail = b'],"reason":null,"acked":%b}\n' % json_bytes(acked.document())
-    parts = _listed(json_bytes(document)[:-1] + b',"messages":[', texts, tail)
+    writer, style = RowWriter(), Style("text", "record", b'{"partition":%d,' % partition)
+    texts: Iterable[Iterable[bytes]]
+    few = _few_texts(call, granted)
+    if few is None:
+        ahead = _rows_ahead(call, granted)
+        rows, read = await _rows(call, answered, holding, ahead)
+        if ahead and granted.log is not None and holding.size_bytes <= KEPT_ROWS_BYTES:
+            first = granted.delivered[0].range.first
+            call.context.recent_texts.keep(granted.log, first, short_texts(read, first, style))
+            few = _few_texts(call, granted)
+    if few is None:
+        texts = (
+            _with_receipt(text, _ending(attempt, receipt_of(head, offset, due_us)))
+            for piece, attempt, due_us in rows
+            for offset, text in enumerate(writer.texts(piece, style), piece.base_offset)
+        )
+    else:
+        texts = [(text[:-1] + _ending(attempt, receipt_of(head, offset)),) for offset, attempt, text in few]
     headers = _common_headers(target, acked)
     with call.context.gate.place():
-        return await send_made(call, writer.pieces(parts), JSON_TYPE, headers, holding.size_bytes)
+        parts = writer.pieces(_listed(opening, texts, tail))
+        return await send_made(call, parts, JSON_TYPE, headers, holding.size_bytes)
 
 
-async def _rows(call: Call, answered: Answered, holding: AnswerReservation) -> list[tuple[Rows, int, int]]:
+def _ending(attempt: int, receipt: str) -> bytes:
+    return b',"attempt":%d,"receipt":"%b"}' % (attempt, receipt.encode())
+
+
+def _few_texts(call: Call, granted: Granted) -> list[tuple[int, int, bytes]] | None:
+    """Offset, attempt and text of each delivered row, where these are few and were made a moment ago."""
+    if granted.log is None:
+        return None
+    found: list[tuple[int, int, bytes]] = []
+    for piece, attempt in granted.delivered:
+        texts = call.context.recent_texts.find(granted.log, piece.first, piece.count)
+        if texts is None or piece.first < granted.log_start_offset:
+            return None
+        found += [(offset, attempt, text) for offset, text in enumerate(texts, piece.first)]
+    return found
+
+
+def _rows_ahead(call: Call, granted: Granted) -> int:
+    """How many rows to read for a few neighbours of a log, so that the next requests find theirs; else 0."""
+    if granted.log is None or len(granted.delivered) != 1:
+        return 0
+    due_us, first, count = granted.delivered[0].range
+    if due_us:
+        return 0
+    return call.context.recent_texts.ahead(granted.log, first, count) if count <= FEW_ROWS else 0
+
+
+async def _rows(
+    call: Call, answered: Answered, holding: AnswerReservation, ahead: int
+) -> tuple[list[tuple[Rows, int, int]], list[Rows]]:
     """The delivered rows, which attempt theirs is, and their due time, 0 on a log. Those that retention took
-    meanwhile are left out."""
+    meanwhile are left out. Beside them everything that was read of a log: `ahead` rows from the first on."""
     if answered.target.topic.has_due_times:
-        return [
-            (Rows(piece.first, rows), attempt, piece.due_us)
-            for (piece, attempt), rows in await _due_rows(call, answered, holding)
-        ]
+        due = await _due_rows(call, answered, holding)
+        return [(Rows(piece.first, rows), attempt, piece.due_us) for (piece, attempt), rows in due], []
     found: list[tuple[Rows, int, int]] = []
+    read: list[Rows] = []
     topic, partition = answered.target.topic, answered.partition
     for begin, end, parts in stretches(answered.granted.delivered):
         offset = begin
         while offset < end:
-            wanted = WantedRows(partition, offset, answered.max_bytes, end - offset, local=True)
+            count = max(end - offset, ahead)
+            wanted = WantedRows(partition, offset, answered.max_bytes, count, local=True)
 
             async def fetch(admit: Admit, wanted: WantedRows = wanted) -> Fetch:
                 return await read_here(call, topic, wanted, admit)
@@ -157,10 +192,11 @@ async def _rows(call: Call, answered: Answered, holding: AnswerReservation) -> l
             except ShoalError as error:
                 offset = _behind_trimmed(error, offset)
                 continue
+            read += selected.rows
             for rows in selected.rows:
                 found += ((part, attempt, 0) for part, attempt in _by_attempt(rows, parts))
             offset = _onward(offset, selected.next_offset)
-    return found
+    return found, read
 
 
 def _onward(offset: int, next_offset: int) -> int:

@@ -10,6 +10,7 @@ import pytest
 from http_fixtures import Agent, one_agent, two_agents
 from waiting import until
 
+from shoal.agent.interface import Fetch, FetchRequest, Topic
 from shoal.errors import ShoalError
 from tests.agent.http.groups.group_requests import (
     GROUP,
@@ -67,6 +68,33 @@ async def test_a_receive_says_everything_of_its_messages(agent: Agent) -> None:
     }  # fmt: skip
     assert [message["receipt"] for message in got["messages"]] == [f"{got['receipt']}.{at}" for at in (0, 1)]
     assert values(await receive(agent)) == list("23456789")
+
+
+async def test_messages_taken_one_by_one_are_those_of_one_answer(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are read ahead for them, a long one among them, and again for what is given back."""
+    asked: list[FetchRequest] = []
+    read = agent.broker.read
+
+    async def counted(topic: Topic, partition: int, request: FetchRequest) -> Fetch:
+        asked.append(request)
+        return await read(topic, partition, request)
+
+    monkeypatch.setattr(agent.broker, "read", counted)
+    await produce(agent, 0, "a", "b" * 100_000, "c", *map(str, range(100, 150)))
+    other = "/v1/topics/t/groups/other"
+    whole = (await receive(agent, other, limit=100))["messages"]
+    assert len(whole) == 63
+    asked.clear()
+    singly = [await receive(agent, limit=1) for _ in whole]
+    unlike = {"receipt": ""}
+    assert [got["messages"][0] | unlike for got in singly] == [message | unlike for message in whole]
+    assert all(got["messages"][0]["receipt"].startswith(got["receipt"] + ".") for got in singly)
+    assert len(asked) < 30
+    await act(agent, "release", singly[5]["receipt"], singly[11]["receipt"])
+    again = await receive(agent, limit=5)
+    assert [message | unlike for message in again["messages"]] == [whole[at] | unlike for at in (5, 11)]
 
 
 async def test_the_limit_is_never_passed(agent: Agent) -> None:
