@@ -13,95 +13,27 @@ in-two-hands               a message was delivered again while the one who had i
 receive-differs            a repeated request brought other messages, or one delivery went to two requests
 over-limit, early          more messages than asked for; before they were due
 receipt-refused            a good receipt was refused, and nothing explains it
-letter-twice, letter-missing, letter-early   dead letters are not what died
+sought-over                something was given that a seek had left behind, or after a generation began that
+                           nobody sought
+letter-...                 see group_letters.py
 out-of-order, two-owners, key-order, key-parallel   see group_order.py
+owner-lingers              see group_sessions.py
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from itertools import pairwise
 
-from group_history import RETURNING, Act, Change, GroupHistory, GroupTerms, Receive
+from group_history import Act, GroupHistory, Receive
+from group_index import GroupIndex, Place
+from group_letters import letter_anomalies
 from group_order import order_anomalies
-from log_history import EXAMPLES_MAX, Anomaly, Partition
+from group_sessions import session_anomalies
+from log_history import EXAMPLES_MAX, NEVER, Anomaly
 
-Place = tuple[str, Partition]
 FORM_CODES = frozenset({"receipt-malformed", "receipt-forged", "receipt-of-another-group"})
 """Of receipts that no agent gave."""
-
-
-class GroupIndex:
-    """A history, by what the rules ask for."""
-
-    def __init__(self, history: GroupHistory) -> None:
-        self.history = history
-        self.deliveries: dict[Place, dict[int, Receive]] = defaultdict(dict)
-        """The first answer of each delivery, by its number."""
-        self.of_message: dict[tuple[Place, int], list[Receive]] = defaultdict(list)
-        """The deliveries of a message, in the log's order."""
-        self.acts_on: dict[tuple[Place, int], list[Act]] = defaultdict(list)
-        self.acts_at: dict[Place, list[Act]] = defaultdict(list)
-        self.changes_at: dict[Place, list[Change]] = defaultdict(list)
-        self.unanswered: dict[str, list[Receive]] = defaultdict(list)
-        """Receives of a group that may have been served unseen."""
-        self.log_start: dict[Place, int] = {item.place: item.log_start_offset for item in history.drained}
-        for receive in history.answered():
-            known = self.deliveries[receive.place].get(receive.delivery)
-            if known is None or receive.invoked_at < known.invoked_at:
-                self.deliveries[receive.place][receive.delivery] = receive
-        for place, deliveries in self.deliveries.items():
-            for _, receive in sorted(deliveries.items()):
-                for offset in receive.offsets:
-                    self.of_message[place, offset].append(receive)
-        for act in history.acts:
-            self.acts_at[act.place].append(act)
-            for offset in act.offsets:
-                self.acts_on[act.place, offset].append(act)
-        for change in history.changes:
-            if change.outcome != "fail":
-                self.changes_at[change.place].append(change)
-        for receive in history.receives:
-            if receive.outcome == "info":
-                self.unanswered[receive.group].append(receive)
-
-    def terms(self, group: str) -> GroupTerms:
-        """The settings of a group."""
-        return self.history.terms.get(group) or GroupTerms()
-
-    def lost_answers(self, group: str, before: float) -> int:
-        """How many receives that were sent before then may have delivered something unseen."""
-        return sum(item.invoked_at < before for item in self.unanswered[group])
-
-    def changed(self, place: Place, since: float, until: float, *kinds: str) -> bool:
-        """Whether an operator's change may have happened in between."""
-        return any(
-            change.invoked_at < until and (change.completed_at > since or change.outcome == "info")
-            for change in self.changes_at[place]
-            if not kinds or change.kind in kinds
-        )
-
-    def returned(self, place: Place, offset: int, delivery: Receive, until: float) -> bool:
-        """Whether the one who had a message may have given it back before then; in an ordered group anybody's
-        word about an earlier message may have done that."""
-        if self.terms(place[0]).mode != "shared":
-            acts = [act for act in self.acts_at[place] if act.verb in RETURNING]
-        else:
-            acts = [act for act in self.acts_on[place, offset] if act.delivery == delivery.delivery]
-        return any(act.verb in RETURNING and act.may_count and act.invoked_at < until for act in acts)
-
-    def holds_until(self, place: Place, offset: int, delivery: Receive) -> float:
-        """No one else is to have the message before then, if it is not given back."""
-        until = delivery.invoked_at + delivery.lease_s
-        terms = self.terms(place[0])
-        for act in self.acts_on[place, offset]:
-            if act.verb == "extend" and act.delivery == delivery.delivery and act.may_count:
-                until = min(until, act.invoked_at + act.lease_s)
-        if terms.mode == "exclusive":
-            until = min(until, delivery.invoked_at + terms.session_s)
-            gone = [item for item in self.history.leaves if item.group == place[0]]
-            until = min([until, *(item.invoked_at for item in gone if item.consumer == delivery.consumer)])
-        return until
 
 
 class GroupChecker:
@@ -119,10 +51,11 @@ class GroupChecker:
         self._check_hands()
         self._check_acts()
         self._check_refusals()
-        self._check_letters()
+        self._check_generations()
         self._check_drained()
-        for name, text in order_anomalies(self._index):
-            self._note(name, text)
+        for rules in (letter_anomalies, order_anomalies, session_anomalies):
+            for name, text in rules(self._index):
+                self._note(name, text)
         return [
             Anomaly(name, len(places), tuple(places[:EXAMPLES_MAX]))
             for name, places in sorted(self._found.items())
@@ -169,7 +102,7 @@ class GroupChecker:
             for again in answers[1:]:
                 if again.place == first.place and again.delivery == first.delivery:
                     self._check_repetition(first, again)
-                elif not self._index.changed(first.place, first.invoked_at, again.completed_at, "seek"):
+                elif again.place != first.place or again.generation == first.generation:
                     self._note("receive-differs", f"{first.request}: {self._at(first)}, {self._at(again)}")
 
     def _check_repetition(self, first: Receive, again: Receive) -> None:
@@ -185,7 +118,6 @@ class GroupChecker:
                 or index.returned(place, offset, first, again.completed_at)
                 or again.completed_at >= index.holds_until(place, offset, first)
                 or offset < index.log_start.get(place, 0)
-                or index.changed(place, first.invoked_at, again.completed_at)
             )
             if not is_explained:
                 self._note("receive-differs", f"{first.request}: {place}@{offset} is missing at the second")
@@ -198,6 +130,8 @@ class GroupChecker:
             before: tuple[Receive, int] | None = None
             for receive in receives:
                 attempt = next(item.attempt for item in receive.messages if item.offset == offset)
+                if before is not None and before[0].generation != receive.generation:
+                    before, holes = None, 0
                 where = f"{place}@{offset} {self._at(receive)}: attempt {attempt}"
                 if most is not None and attempt > most:
                     self._note("attempt-over", f"{where} of {most}")
@@ -205,7 +139,7 @@ class GroupChecker:
                 expected = 1 if before is None else before[1] + 1
                 if attempt < least:
                     self._note("attempt-jump", f"{where}, not {least}")
-                if self._begins_anew(place, before, receive):
+                if before is not None and self._revived(place, offset, before[0], receive):
                     holes = 0
                     expected = min(expected, attempt)
                 holes += max(attempt - expected, 0)
@@ -213,12 +147,12 @@ class GroupChecker:
                     self._note("attempt-jump", f"{where}, not {expected}: no answer was lost")
                 before = receive, attempt
 
-    def _begins_anew(self, place: Place, before: tuple[Receive, int] | None, receive: Receive) -> bool:
-        return before is not None and self._index.changed(place, before[0].invoked_at, receive.completed_at)
+    def _revived(self, place: Place, offset: int, before: Receive, receive: Receive) -> bool:
+        return self._index.revived(place, offset, before.invoked_at, receive.completed_at)
 
     def _least_attempt(self, place: Place, offset: int, before: Receive, attempt: int, now: Receive) -> int:
         """The smallest number that the attempt after this one can have."""
-        if self._begins_anew(place, (before, attempt), now):
+        if self._revived(place, offset, before, now):
             return 1
         if self._index.terms(place[0]).mode != "shared":
             uncounted = True  # whatever comes again before it takes it back
@@ -235,8 +169,10 @@ class GroupChecker:
                 until = self._index.holds_until(place, offset, first)
                 if (
                     second.completed_at < until
+                    and second.generation == first.generation
                     and not self._index.returned(place, offset, first, second.completed_at)
-                    and not self._index.changed(place, first.invoked_at, second.completed_at)
+                    and not self._revived(place, offset, first, second)
+                    and not self._index.earlier_expires(place, offset, first, second.completed_at)
                     and not self._acked(place, offset, first)
                 ):
                     self._note(
@@ -262,12 +198,13 @@ class GroupChecker:
         came after it, and then the message was done; or before it, and then it was void."""
         index = self._index
         for (place, offset), receives in index.of_message.items():
-            acked: Act | None = None
             for number, receive in enumerate(receives):
                 act = self._acked(place, offset, receive)
                 for later in receives[number + 1 :] if act is not None else ():
                     assert act is not None
-                    if index.changed(place, act.invoked_at, later.completed_at):
+                    if later.generation != receive.generation or self._may_live_again(
+                        place, offset, act.invoked_at, later.completed_at
+                    ):
                         continue
                     name = "void-taken" if later.completed_at < act.invoked_at else "acked-again"
                     self._note(
@@ -276,16 +213,28 @@ class GroupChecker:
                         f"{act.completed_at:.3f} of {receive.delivery}, given as {self._at(later)}",
                     )
                     break
-                acked = acked or act
             self._check_acked_twice(place, offset)
+        for act in self._history.acts:
+            if act.is_done and any(
+                seek.generation > act.generation and seek.completed_at < act.invoked_at
+                for seek in index.seeks_at[act.place]
+            ):
+                self._note("void-taken", f"{act}: its receipt is older than a seek")
+
+    def _may_live_again(self, place: Place, offset: int, since: float, until: float) -> bool:
+        """Whether a message that was done may have come back though nobody sought meanwhile: by a letter of
+        an earlier generation. A letter of the same one was redriven before the message was done."""
+        return bool(self._index.seeks_at[place]) and self._index.revived(place, offset, since, until)
 
     def _check_acked_twice(self, place: Place, offset: int) -> None:
         done = [act for act in self._index.acts_on[place, offset] if act.verb == "ack" and act.is_done]
-        done = [act for act in done if not act.is_whole]
+        done = sorted((act for act in done if not act.is_whole), key=lambda act: act.generation)
         for first, second in pairwise(done):
             since = min(first.invoked_at, second.invoked_at)
             until = max(first.completed_at, second.completed_at)
-            if not self._index.changed(place, since, until):
+            if first.generation == second.generation and not self._may_live_again(
+                place, offset, since, until
+            ):
                 self._note("acked-twice", f"{place}@{offset}: {first} and {second}")
 
     def _check_refusals(self) -> None:
@@ -305,16 +254,22 @@ class GroupChecker:
         terms = index.terms(act.group)
         if act.code in FORM_CODES:
             return False
-        if index.changed(place, float("-inf"), act.completed_at):
-            return True
         if act.code == "receipt-before-seek":
-            return False
+            return any(
+                seek.invoked_at < act.completed_at and (seek.generation or NEVER) > act.generation
+                for seek in index.seeks_at[place]
+            )
         if offset < index.log_start.get(place, 0) or act.code not in {"receipt-used", "receipt-expired"}:
+            return True
+        if index.letters[place, offset]:
             return True
         earlier = [
             other
             for other in index.acts_on[place, offset]
-            if other is not act and other.may_count and other.invoked_at < act.completed_at
+            if other is not act
+            and other.may_count
+            and other.generation == act.generation
+            and other.invoked_at < act.completed_at
         ]
         unseen = index.lost_answers(act.group, act.completed_at)
         if act.code == "receipt-expired":
@@ -328,47 +283,32 @@ class GroupChecker:
         returned = any(index.returned(place, offset, one, act.completed_at) for one in delivered[:1])
         return bool(any(other.verb != "extend" for other in earlier) or may_be_dead or returned)
 
+    # ---- seeks -----------------------------------------------------------------------------------
+
+    def _check_generations(self) -> None:
+        """They rise with the log, each was begun by a seek, and gives what lies behind its place, or what
+        died and came back."""
+        index = self._index
+        for place, deliveries in index.deliveries.items():
+            newest = 0
+            for _, receive in sorted(deliveries.items()):
+                if receive.generation < newest or (
+                    receive.generation > 1 and not index.begun_by(place, receive.generation)
+                ):
+                    self._note("sought-over", f"{place} {self._at(receive)}: generation {receive.generation}")
+                newest = max(newest, receive.generation)
+                for offset in receive.offsets:
+                    if not index.may_have(place, receive.generation, offset) and not index.revived(
+                        place, offset, float("-inf"), receive.completed_at
+                    ):
+                        sought = index.begun_by(place, receive.generation)
+                        self._note("sought-over", f"{place}@{offset} {self._at(receive)}: {sought}")
+
     # ---- the end ---------------------------------------------------------------------------------
-
-    def _check_letters(self) -> None:
-        """What died has one letter, and nothing else has any."""
-        letters: Counter[tuple[Place, int]] = Counter()
-        for letter in self._history.letters:
-            place = letter.group, letter.partition
-            letters[place, letter.offset] += 1
-            most = self._index.terms(letter.group).max_attempts
-            acts = [act for act in self._index.acts_on[place, letter.offset] if act.may_count]
-            rejected = any(act.verb == "reject" for act in acts)
-            if not rejected and (most is None or letter.attempts < most):
-                self._note("letter-early", f"{letter}: neither rejected nor tried {most} times")
-        for (place, offset), count in letters.items():
-            again = len(self._index.changes_at[place])
-            if count > 1 + again:
-                self._note("letter-twice", f"{place}@{offset} has {count} letters")
-            acked = [
-                receive
-                for receive in self._index.of_message[place, offset]
-                if self._acked(place, offset, receive)
-            ]
-            if acked and not again:
-                self._note("letter-twice", f"{place}@{offset} was done as {acked[0].delivery}, and has one")
-        if not self._history.drained:
-            return
-        for act in self._history.acts:
-            if self._index.terms(act.group).dead == "letter" and act.is_done and not act.is_whole:
-                for offset in act.offsets:
-                    if self._dies(act, offset) and not letters[act.place, offset]:
-                        self._note("letter-missing", f"{act.place}@{offset} died of {act}")
-
-    def _dies(self, act: Act, offset: int) -> bool:
-        most = self._index.terms(act.group).max_attempts
-        receive = self._index.deliveries[act.place].get(act.delivery)
-        attempts = [item.attempt for item in receive.messages if item.offset == offset] if receive else []
-        return act.verb == "reject" or (act.verb == "nack" and most is not None and attempts == [most])
 
     def _check_drained(self) -> None:
         """Nothing is left that nobody is done with, but what retention took, as often as the group said."""
-        letters = {((item.group, item.partition), item.offset) for item in self._history.letters}
+        index = self._index
         for end in self._history.drained:
             log = self._history.logs.get(end.partition, {})
             last = max(log, default=end.log_start_offset - 1)
@@ -376,11 +316,11 @@ class GroupChecker:
                 self._note("lost", f"{end.place} stands at {end.position}, the log ends at {last}")
             dead = self._index.terms(end.group).dead
             gone, left, rejected = 0, [], 0
-            for offset in range(end.begin, last + 1):
-                acts = self._index.acts_on[end.place, offset]
-                if any(act.verb == "ack" and act.may_count for act in acts):
-                    continue
-                if (end.place, offset) in letters or self._sought_over(end.place, offset):
+            for offset in range(index.first_to_do(end.place, end.generation), last + 1):
+                acts = [act for act in index.acts_on[end.place, offset] if act.generation == end.generation]
+                if index.letters[end.place, offset] or any(
+                    act.verb == "ack" and act.may_count for act in acts
+                ):
                     continue
                 if dead == "drop" and any(act.verb == "reject" and act.is_done for act in acts):
                     rejected += 1
@@ -392,10 +332,6 @@ class GroupChecker:
                 self._note("lost", f"{end.place}: nobody is done with {left[:20]}")
             if gone > end.skipped + end.dropped:
                 self._note("lost", f"{end.place}: {gone} are trimmed, {end.skipped} were skipped")
-
-    def _sought_over(self, place: Place, offset: int) -> bool:
-        """Whether a seek may have left the message behind."""
-        return any(item.kind == "seek" and item.offset > offset for item in self._index.changes_at[place])
 
     @staticmethod
     def _at(receive: Receive) -> str:

@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from zlib import crc32
 
-from group_history import Act, Given, GroupHistory, Leave, Mode, Receive, Verb
+from group_history import Act, Given, GroupHistory, Leave, Mode, Presence, Receive, Verb
 from log_clients import PAUSE_S, Producer, Steady, Workload, now_s
 from log_history import Outcome
 
@@ -28,6 +28,11 @@ FEW_S = (0.002, 0.05)
 """So soon a client goes away after its request was sent."""
 GONE, AGAIN, DIES = 0.05, 0.1, 0.03
 """The shares of receives after which a client goes away, asks the same again, or dies."""
+SLOW: dict[Mode, float] = {"shared": 0.2, "exclusive": 0.4, "key-ordered": 0.2}
+"""The share of answers that take a consumer longer than some leases, and sessions."""
+TELLS = 0.8
+TELL_EVERY_S = 0.4
+"""A third of the shortest session that these clients have, or less."""
 SHARES: tuple[tuple[Verb | None, float], ...] = (
     ("ack", 0.72),
     ("nack", 0.1),
@@ -105,7 +110,13 @@ class Gate(Protocol):
         self, group: str, partition: int | None, consumer: str, words: Sequence[Word]
     ) -> list[str | None]: ...
 
-    async def leave(self, group: str, consumer: str, instance: str) -> None: ...
+    async def present(self, group: str, consumer: str, instance: str) -> list[int]:
+        """The partitions whose leaders heard it."""
+        ...
+
+    async def leave(self, group: str, consumer: str, instance: str) -> list[int]:
+        """The same."""
+        ...
 
     def close(self) -> None: ...
 
@@ -168,6 +179,7 @@ class Recorder:
                 generation=brought.generation,
                 messages=brought.messages,
                 delivered_at_us=brought.delivered_at_us,
+                reason=brought.reason,
             )
         self._history.receives.append(made)
         codes = brought.codes if brought is not None else ()
@@ -217,11 +229,24 @@ class Recorder:
                 )
             )
 
+    async def present(self, group: str, consumer: str, instance: str) -> None:
+        """Whether anybody hears it or not."""
+        invoked_at, heard, outcome = now_s(), list[int](), cast("Outcome", "ok")
+        try:
+            heard = await self._gate.present(group, consumer, instance)
+        except Refused as error:
+            outcome = error.outcome
+        places = tuple((self._topic, partition) for partition in heard)
+        said = Presence(group, consumer, invoked_at, now_s(), outcome, places)
+        self._history.presences.append(said)
+
     async def leave(self, group: str, consumer: str, instance: str) -> None:
-        """Whether anybody heard it or not."""
-        self._history.leaves.append(Leave(group, consumer, now_s()))
+        """The same."""
+        invoked_at, heard = now_s(), list[int]()
         with contextlib.suppress(Refused):
-            await self._gate.leave(group, consumer, instance)
+            heard = await self._gate.leave(group, consumer, instance)
+        places = tuple((self._topic, partition) for partition in heard)
+        self._history.leaves.append(Leave(group, consumer, invoked_at, now_s(), places))
 
     def close(self) -> None:
         """No more requests."""
@@ -326,7 +351,8 @@ class GroupConsumer(Steady):
         rng, words = self._work.rng, []
         assert brought.partition is not None
         held = Word("ack", "", brought.partition, brought.delivery, brought.generation, ())
-        await asyncio.sleep(rng.uniform(0, 0.2) if rng.random() < 0.8 else rng.uniform(0, 2.5))
+        is_slow = rng.random() >= 1 - SLOW[self._mode]
+        await self._be_busy(rng.uniform(0, 2.5) if is_slow else rng.uniform(0, 0.2))
         if rng.random() < 0.25:
             offsets = tuple(given.offset for given in brought.messages)
             whole = replace(held, receipt=brought.receipt, offsets=offsets, is_whole=True)
@@ -346,6 +372,15 @@ class GroupConsumer(Steady):
                 words.append(replace(word, verb=verb, delay_ms=delay_ms, reason="no luck"))
         for said in {(word.verb, word.delay_ms): None for word in words}:
             await self._speak([word for word in words if (word.verb, word.delay_ms) == said])
+
+    async def _be_busy(self, seconds: float) -> None:
+        """Who may own partitions tells meanwhile that it is there; now and then it forgets to."""
+        is_told = self._mode == "exclusive" and self._work.rng.random() < TELLS
+        end_s = now_s() + seconds
+        while is_told and end_s - now_s() > TELL_EVERY_S:
+            await asyncio.sleep(TELL_EVERY_S)
+            await self._recorder.present(self._group, self.consumer, self._instance)
+        await asyncio.sleep(max(end_s - now_s(), 0))
 
     def _verb(self) -> Verb | None:
         at = self._work.rng.random()

@@ -7,7 +7,7 @@ an answer means is decided by `definite` in it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 from urllib.parse import quote
 
@@ -38,6 +38,7 @@ class Standing:
     skipped: int
     dropped: int
     dying: int
+    generation: int
 
 
 class HttpGate:
@@ -100,10 +101,20 @@ class HttpGate:
             raise _refused(answer)
         return list(_codes(answer.body, words))
 
-    async def leave(self, group: str, consumer: str, instance: str) -> None:
-        """See Gate. All partitions hear of it."""
+    async def present(self, group: str, consumer: str, instance: str) -> list[int]:
+        """See Gate. All partitions are told."""
+        return await self._tell("POST", group, consumer, instance)
+
+    async def leave(self, group: str, consumer: str, instance: str) -> list[int]:
+        """See Gate."""
+        return await self._tell("DELETE", group, consumer, instance)
+
+    async def _tell(self, method: str, group: str, consumer: str, instance: str) -> list[int]:
         path = f"{self._path(group)}/consumers/{quote(consumer, safe='')}"
-        await self._ask("DELETE", path, {"instance": instance}, "1s")
+        answer = await self._ask(method, path, {"instance": instance}, "1s")
+        if answer.status != OK:
+            raise _refused(answer)
+        return [int(partition) for partition in answer.body["led"]]
 
     async def seek(self, group: str, partition: int, offset: int) -> None:
         """Raises Refused."""
@@ -117,9 +128,7 @@ class HttpGate:
         entries = answer.body["partitions"] if answer.status == OK else []
         for entry in entries:
             if entry["partition"] == partition:
-                return Standing(
-                    entry["position"], entry["lag"], entry["skipped"], entry["dropped"], entry["dying"]
-                )
+                return Standing(*(int(entry[item.name]) for item in fields(Standing)))
         raise _refused(answer)
 
     def _path(self, group: str, partition: int | None = None) -> str:

@@ -42,7 +42,9 @@ class Given:
 @dataclass(frozen=True, slots=True)
 class Receive:
     """One sending of a receive; a repetition is another one with the same `request`. `outcome`: "info" where
-    messages may have been delivered that nobody saw. `generation`: of the group there."""
+    messages may have been delivered that nobody saw. `generation`: of the group there. `reason`: why there is
+    no message. `partition`: the one that was asked, or that gave messages; None: all were asked, and gave
+    none."""
 
     group: str
     consumer: str
@@ -57,6 +59,7 @@ class Receive:
     generation: int = 1
     messages: tuple[Given, ...] = ()
     delivered_at_us: int = 0
+    reason: str = ""
 
     @property
     def place(self) -> tuple[str, Partition]:
@@ -105,8 +108,9 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An operator's word: messages come again. `kind`: of a seek everything from `offset` on, of a redrive
-    those that were letters, of a decision those that were stopped."""
+    """An operator's word: messages come again. `kind`: of a seek those from some offset on, of a redrive
+    those that were letters, of a decision those that were stopped. A seek to the end is known between `least`
+    and `offset`, any other one has one of them. `generation`: that a seek began; 0 where nobody knows."""
 
     kind: Literal["seek", "redrive", "decide"]
     group: str
@@ -115,6 +119,8 @@ class Change:
     completed_at: float
     outcome: Outcome
     offset: int = 0
+    least: int = 0
+    generation: int = 0
 
     @property
     def place(self) -> tuple[str, Partition]:
@@ -122,29 +128,49 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """A consumer said that it goes."""
+class Presence:
+    """A consumer of an exclusive group told that it is there. `heard`: the partitions whose leaders answered.
+    A receive says the same to the partition that it asks."""
 
     group: str
     consumer: str
     invoked_at: float
+    completed_at: float
+    outcome: Outcome
+    heard: tuple[Partition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A consumer said that it goes. `heard`: as in Presence."""
+
+    group: str
+    consumer: str
+    invoked_at: float
+    completed_at: float = NEVER
+    heard: tuple[Partition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A record of a dead-letter topic, by its headers."""
+    """A record of a dead-letter topic, by its headers. `ordinal`: its number among those of the partition, 0
+    where it is not known; `first_us`, `last_us`: when its message was delivered, 0 likewise."""
 
     group: str
     partition: Partition
     offset: int
     attempts: int
     reason: str = ""
+    ordinal: int = 0
+    first_us: int = 0
+    last_us: int = 0
+    value: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
     """A group at the end, when nothing more was to be had: what its document said. `begin`: the first message
-    that it was to have."""
+    that it was to have, before anybody sought."""
 
     group: str
     partition: Partition
@@ -153,6 +179,7 @@ class Drained:
     begin: int = 0
     skipped: int = 0
     dropped: int = 0
+    generation: int = 1
 
     @property
     def place(self) -> tuple[str, Partition]:
@@ -169,16 +196,21 @@ class Logged:
 
 @dataclass
 class GroupHistory:
-    """Everything that consumers did. `logs`: what each partition holds in the end, by offset."""
+    """Everything that consumers did. `logs`: what each partition holds in the end, by offset. `led`: when
+    leaders of a partition began, None where nobody knows. `settled_at`: when no request was under way that
+    was never answered."""
 
     terms: dict[str, GroupTerms] = field(default_factory=dict)
     receives: list[Receive] = field(default_factory=list)
     acts: list[Act] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    presences: list[Presence] = field(default_factory=list)
     leaves: list[Leave] = field(default_factory=list)
     letters: list[Letter] = field(default_factory=list)
     drained: list[Drained] = field(default_factory=list)
     logs: dict[Partition, dict[int, Logged]] = field(default_factory=dict)
+    led: dict[Partition, list[float]] | None = None
+    settled_at: float = NEVER
 
     def answered(self) -> Iterator[Receive]:
         """The receives that brought messages."""

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from log_history import Partition
 
 if TYPE_CHECKING:
-    from group_checker import GroupIndex
     from group_history import Receive
+    from group_index import GroupIndex
 
 Place = tuple[str, Partition]
 NAMES = {"exclusive": ("out-of-order", "two-owners"), "key-ordered": ("key-order", "key-parallel")}
@@ -28,14 +28,17 @@ def order_anomalies(index: GroupIndex) -> Iterator[tuple[str, str]]:
         if mode == "shared":
             continue
         ordered = [receive for _, receive in sorted(deliveries.items())]
-        for offsets in _lines(index, place):
-            yield from _Line(index, place, mode, offsets).anomalies(ordered)
+        for generation in {receive.generation for receive in ordered}:
+            given = [receive for receive in ordered if receive.generation == generation]
+            for offsets in _lines(index, place, generation):
+                yield from _Line(index, place, mode, generation, offsets).anomalies(given)
 
 
-def _lines(index: GroupIndex, place: Place) -> list[list[int]]:
-    """The offsets whose order is kept, each ascending: of the partition, or of each key there."""
+def _lines(index: GroupIndex, place: Place, generation: int) -> list[list[int]]:
+    """The offsets whose order is kept, each ascending: of the partition, or of each key there. A seek begins
+    them anew."""
     log = index.history.logs.get(place[1], {})
-    begin = min((item.begin for item in index.history.drained if item.place == place), default=0)
+    begin = index.first_to_do(place, generation)
     known = sorted(offset for offset in log if offset >= begin)
     if index.terms(place[0]).mode == "exclusive":
         return [known]
@@ -50,10 +53,13 @@ def _lines(index: GroupIndex, place: Place) -> list[list[int]]:
 class _Line:
     """Messages that come one after the other."""
 
-    def __init__(self, index: GroupIndex, place: Place, mode: str, offsets: list[int]) -> None:
+    def __init__(
+        self, index: GroupIndex, place: Place, mode: str, generation: int, offsets: list[int]
+    ) -> None:
         self._index = index
         self._place = place
         self._mode = mode
+        self._generation = generation
         self._offsets = offsets
         self._done = {offset: self._may_be_done_at(offset) for offset in offsets}
         self._start = index.log_start.get(place, 0)
@@ -87,8 +93,8 @@ class _Line:
         index, place = self._index, self._place
         if self._done[before] <= receive.completed_at or before < self._start:
             return None
-        if index.changed(place, float("-inf"), receive.completed_at):
-            return None  # what was sought or redriven begins another order
+        if index.revived(place, before, float("-inf"), receive.completed_at):
+            return None  # it was done before it came back
         lost = [
             item
             for item in index.unanswered[place[0]]
@@ -115,10 +121,16 @@ class _Line:
     def _may_be_done_at(self, offset: int) -> float:
         """No earlier than this it was done, or dead; never, if nothing can have ended it."""
         index, place = self._index, self._place
-        ends = [act.invoked_at for act in index.acts_on[place, offset] if _ends(act.verb) and act.may_count]
+        ends = [
+            act.invoked_at
+            for act in index.acts_on[place, offset]
+            if _ends(act.verb) and act.may_count and act.generation == self._generation
+        ]
         most = index.terms(place[0]).max_attempts
         if most is not None:
             for receive in index.of_message[place, offset]:
+                if receive.generation != self._generation:
+                    continue
                 attempt = next(item.attempt for item in receive.messages if item.offset == offset)
                 if attempt + index.lost_answers(place[0], receive.completed_at) >= most:
                     ends.append(receive.invoked_at)

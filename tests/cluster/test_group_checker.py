@@ -9,7 +9,6 @@ import pytest
 from group_checker import GroupChecker
 from group_history import (
     Act,
-    Change,
     Drained,
     Given,
     GroupHistory,
@@ -342,14 +341,6 @@ def test_an_owner_has_the_partition_in_order(spoil: Callable[[GroupHistory], Non
     assert name in names(made)
 
 
-def test_a_session_that_ended_frees_the_partition() -> None:
-    """Nobody heard of a for longer than its session."""
-    made = owned()
-    take_over_too_early(made)
-    made.terms["g"] = replace(made.terms["g"], session_s=0.4)
-    assert "two-owners" not in names(made)
-
-
 def share_a_key(made: GroupHistory) -> None:
     """4 goes to b while a has 2."""
     made.receives[3] = replace(made.receives[3], messages=given(2, attempt=2, delivery=201))
@@ -378,44 +369,6 @@ def test_keys_do_not_wait_for_each_other_nor_messages_without_one() -> None:
     log = made.logs[P]
     made.logs[P] = {offset: replace(record, key=None) for offset, record in log.items()}
     assert names(made) == set()
-
-
-def change(kind: str, at: float, offset: int = 0) -> Change:
-    return Change(kind, "g", P, at, at + 0.1, "ok", offset)  # type: ignore[arg-type]
-
-
-def test_after_a_seek_everything_may_come_again() -> None:
-    """Attempts begin at one, and receipts of before are void."""
-    made = good()
-    made.changes = [change("seek", 30.0)]
-    again = [replace(receive("a", 800 + offset, 31.0, (offset,)), generation=2) for offset in range(6)]
-    made.receives += again
-    made.acts += [replace(act("ack", "a", 800 + offset, 32.0, offset), generation=2) for offset in range(6)]
-    made.acts.append(act("ack", "c", 600, 31.0, 5, code="receipt-before-seek"))
-    assert names(made) == set()
-    made.changes = []
-    assert names(made) >= {"acked-again", "attempt-jump", "receipt-refused"}
-
-
-def test_a_seek_ahead_leaves_messages_behind() -> None:
-    """Nobody has to be done with them."""
-    made = good()
-    made.acts.pop()
-    assert names(made) == {"lost"}
-    made.changes = [change("seek", 30.0, 6)]
-    assert names(made) == set()
-
-
-def test_a_letter_that_was_redriven_comes_again_and_may_die_again() -> None:
-    """Its attempts begin at one."""
-    made = good()
-    made.changes = [change("redrive", 30.0)]
-    made.receives.append(receive("a", 700, 31.0, (3,)))
-    made.acts.append(act("reject", "a", 700, 32.0, 3))
-    made.letters.append(made.letters[0])
-    assert names(made) == set()
-    made.changes = []
-    assert names(made) == {"attempt-jump", "letter-twice"}
 
 
 def test_an_answer_that_nobody_saw_explains_a_missing_attempt_once() -> None:

@@ -8,15 +8,18 @@ its groups while the last one is not on its own disk.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from shoal.agent.delivery.keeper import GroupKeeper
 from shoal.agent.groups.fold import GroupFold
+from shoal.agent.groups.leader.group_leader import GroupLeader
 from shoal.agent.partition.replica import Replica
 from shoal.format.batch import Kind
 
 if TYPE_CHECKING:
     from cluster_sim.invariants import Invariants
+    from cluster_sim.loop import SimLoop
 
 KEPT_MAX = 500
 """States of a partition by index: replicas that are further behind are compared when they have caught up."""
@@ -25,10 +28,13 @@ KEPT_MAX = 500
 class GroupInvariants:
     """See the head of this file."""
 
-    def __init__(self, invariants: Invariants) -> None:
+    def __init__(self, invariants: Invariants, loop: SimLoop) -> None:
         self._invariants = invariants
+        self._loop = loop
         self._states: dict[tuple[Any, int], dict[tuple[int, int], tuple[str, str]]] = {}
         """By partition and birth: of an entry (index and term), who has which groups behind it."""
+        self.led: dict[int, list[float]] = {}
+        """By partition: when agents began to lead a group there. Each knows nothing of consumers at first."""
         self.checks = 0
         invariants.also.append(self.look)
 
@@ -81,4 +87,15 @@ class GroupInvariants:
                     said = f"{self._replica.group} {key.hex()[:8]}: {error}"
                     invariants.fail("LeaderIsSound", said)
 
-        return [(Replica, "propose_next", observed), (GroupKeeper, "turn_begins", turned)]
+        begin, loop, led = GroupLeader.begin, self._loop, self.led
+
+        def begun(self: GroupLeader, now_ms: int) -> Iterator[None]:
+            led.setdefault(self._partition, []).append(loop.time())
+            yield from begin(self, now_ms)
+            led[self._partition].append(loop.time())
+
+        return [
+            (Replica, "propose_next", observed),
+            (GroupKeeper, "turn_begins", turned),
+            (GroupLeader, "begin", begun),
+        ]

@@ -15,6 +15,7 @@ from shoal.agent.groups.leader.candidates import StrictOrder
 from shoal.agent.groups.leader.group_leader import Decision, GroupLeader
 from shoal.agent.groups.leader.key_locks import KeyOrder
 from shoal.agent.groups.leader.leases import Leases
+from shoal.agent.groups.leader.owners import Presence
 from shoal.agent.groups.partition_group import PartitionGroup
 from shoal.agent.groups.place import MessageSpan, SpanState
 from shoal.agent.groups.requests import RequestMemory
@@ -209,3 +210,18 @@ def repeat_a_part_of_an_answer() -> list[Patch]:
         return found._replace(delivered=found.delivered[:1])
 
     return [(GroupLeader, "_repeat", mutated)]
+
+
+def forget_who_is_there() -> list[Patch]:
+    """A consumer that says that it is there, and asks for nothing, is not heard."""
+    return [(GroupLeader, "present", lambda *_: True)]
+
+
+def let_sessions_last() -> list[Patch]:
+    """Who has gone counts for ten sessions more."""
+    see = Presence.see
+
+    def mutated(self: Presence, consumer: bytes, instance: bytes, now_ms: int, name: str = "") -> bool:
+        return see(self, consumer, instance, now_ms + 10 * self.session_ms, name)
+
+    return [(Presence, "see", mutated)]

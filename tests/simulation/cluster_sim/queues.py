@@ -7,6 +7,7 @@ what they saw group_checker.py's, and of every replica group_invariants.py's.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from group_checker import GroupChecker
@@ -38,6 +39,9 @@ DRAIN_LIMIT_S = 60.0
 DRAIN_LEASE_MS = 10_000
 RETRY_S = 0.1
 SESSION_S = 1.5
+SETTLES_S = 1.0
+"""After clients have ended and all agents work: what was asked before is over then. A request of theirs waits
+for 200 ms at most, and a way across the cluster takes 20."""
 _QUICK: dict[str, Any] = {
     "retry": {"first": "100ms", "most": "1s"},
     "session": "1500ms",
@@ -58,7 +62,7 @@ class Queues:
     def __init__(self, simulation: ClusterSimulation) -> None:
         self._simulation = simulation
         self.history = GroupHistory()
-        self.invariants = GroupInvariants(simulation.invariants)
+        self.invariants = GroupInvariants(simulation.invariants, simulation.loop)
         self._settings = {name: SETTINGS[name] for name in simulation.knobs.groups if name in SETTINGS}
         self._gate = HttpGate(simulation.work, TOPIC)
 
@@ -135,6 +139,7 @@ class Queues:
 
     async def drain(self) -> None:
         """One fresh consumer a group and partition takes what is left. Raises InvariantViolation."""
+        self.history.settled_at = self._simulation.loop.time() + SETTLES_S
         places = [(name, number) for name in self._settings for number in range(PARTITIONS)]
         await asyncio.gather(*(self._drain(*place) for place in places))
 
@@ -163,6 +168,7 @@ class Queues:
                         standing.position,
                         skipped=standing.skipped,
                         dropped=standing.dropped,
+                        generation=standing.generation,
                     )
                 )
                 return
@@ -188,17 +194,9 @@ class Queues:
             self.history.logs[final.partition] = log
         starts = {final.partition: final.log_start_offset for final in finals}
         self.history.drained = [
-            Drained(
-                item.group,
-                item.partition,
-                item.position,
-                starts[item.partition],
-                item.begin,
-                item.skipped,
-                item.dropped,
-            )
-            for item in self.history.drained
+            replace(item, log_start_offset=starts[item.partition]) for item in self.history.drained
         ]
+        self.history.led = {(TOPIC, number): times for number, times in self.invariants.led.items()}
         anomalies = GroupChecker(self.history).anomalies()
         if anomalies:
             raise InvariantViolation("GroupHistory", " | ".join(map(str, anomalies)))
