@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from shoal.agent.cli.agent import agent
 from shoal.agent.cli.topic import create
+from shoal.agent.cli.topic_settings import OPTIONS
 from shoal.agent.config import (
     DEFAULT_GOSSIP_PORT,
     DEFAULT_HTTP_PORT,
@@ -323,9 +324,8 @@ def topic_rows() -> Iterable[list[str]]:
     _words(flat, TOPIC_SETTINGS)
     flags = set(inspect.signature(create).parameters)
     for name, value in flat.items():
-        option = name.removesuffix(".age") if name == "retention.age" else name
-        parameter = option.replace(".", "_")
-        flag = f"`--{parameter.replace('_', '-')}`" if parameter in flags else ""
+        option = OPTIONS.get(name) or (f"--{name}" if name in flags else "")
+        flag = f"`{option}`" if option else ""
         words = TOPIC_SETTINGS[name]
         yield [f"`{name}`", flag, f"`{shown(value, '')}`", words.effect, words.meaning]
 

@@ -38,6 +38,8 @@ from shoal.agent.cli.terminal.output import (
 )
 from shoal.agent.cli.terminal.run import with_admin
 from shoal.agent.cli.topic_settings import (
+    AcknowledgedOption,
+    HoldOption,
     RetentionBytesOption,
     RetentionOption,
     SegmentAgeOption,
@@ -83,11 +85,16 @@ def create(
     retention_bytes: RetentionBytesOption = None,
     segment_bytes: SegmentBytesOption = None,
     segment_age: SegmentAgeOption = None,
+    hold_for_groups: HoldOption = None,
+    acknowledged: AcknowledgedOption = None,
     agent: AgentOption = DEFAULT_AGENT,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Create a topic. An existing topic with equal settings is left as it is."""
-    settings = {"kind": str(kind), **changeable(retention, retention_bytes, segment_bytes, segment_age)}
+    settings = {
+        "kind": str(kind),
+        **changeable(retention, retention_bytes, segment_bytes, segment_age, hold_for_groups, acknowledged),
+    }
     if partitions is not None:
         settings["partitions"] = partitions
     if replication_factor is not None:
@@ -220,6 +227,8 @@ def alter(
     retention_bytes: RetentionBytesOption = None,
     segment_bytes: SegmentBytesOption = None,
     segment_age: SegmentAgeOption = None,
+    hold_for_groups: HoldOption = None,
+    acknowledged: AcknowledgedOption = None,
     if_version: Annotated[
         str | None, option("VERSION", "Only if the settings are those that `shoal topic config` showed.")
     ] = None,
@@ -237,7 +246,9 @@ def alter(
             f"the number of partitions of {name} is fixed, since each key belongs to one of them",
             "create another topic and copy the records",
         )
-    changes = changeable(retention, retention_bytes, segment_bytes, segment_age)
+    changes = changeable(
+        retention, retention_bytes, segment_bytes, segment_age, hold_for_groups, acknowledged
+    )
     if replication_factor is not None:
         changes["replication_factor"] = factor_of(replication_factor)
     if not changes:

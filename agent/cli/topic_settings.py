@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from shoal.agent.cli.terminal.amounts import duration_text, is_size, size_bytes
-from shoal.agent.cli.terminal.options import option
+from shoal.agent.cli.terminal.options import flag, option
 from shoal.agent.cli.terminal.output import UsageError, plural, size_text
 
 RetentionOption = Annotated[
@@ -24,10 +24,26 @@ SegmentBytesOption = Annotated[
 SegmentAgeOption = Annotated[
     str | None, option("TIME|none", "Greatest age of a segment file; default 1d.", "--segment-age")
 ]
+HoldOption = Annotated[
+    bool | None,
+    flag(
+        "Keep what a consumer group is not done with, up to twice as long.",
+        "--hold-for-groups/--no-hold-for-groups",
+    ),
+]
+AcknowledgedOption = Annotated[
+    bool | None,
+    flag(
+        "Remove segments once all consumer groups are done with them.",
+        "--remove-acknowledged/--no-remove-acknowledged",
+    ),
+]
 OPTIONS = {
     "replication_factor": "--replication-factor",
     "retention.age": "--retention",
     "retention.bytes": "--retention-bytes",
+    "retention.hold_for_groups": "--hold-for-groups",
+    "retention.acknowledged": "--remove-acknowledged",
     "segment.bytes": "--segment-bytes",
     "segment.age": "--segment-age",
 }
@@ -37,7 +53,12 @@ FACTOR_DIGITS_MAX = 9
 
 
 def changeable(
-    retention: str | None, retention_bytes: str | None, segment_bytes: str | None, segment_age: str | None
+    retention: str | None,
+    retention_bytes: str | None,
+    segment_bytes: str | None,
+    segment_age: str | None,
+    hold_for_groups: bool | None,
+    acknowledged: bool | None,
 ) -> dict[str, Any]:
     """The part of a topic's document that these options name. Raises CliError."""
     kept: dict[str, Any] = {}
@@ -49,6 +70,8 @@ def changeable(
         kept["age"] = duration_text(retention, "--retention")
     if retention_bytes is not None:
         kept["bytes"] = size_bytes(retention_bytes, "--retention-bytes")
+    flags = {"hold_for_groups": hold_for_groups, "acknowledged": acknowledged}
+    kept |= {name: value for name, value in flags.items() if value is not None}
     segment: dict[str, Any] = {}
     if segment_bytes is not None:
         segment["bytes"] = size_bytes(segment_bytes, "--segment-bytes")
@@ -119,6 +142,8 @@ def shown_settings(document: Mapping[str, Any]) -> str:
     kept = [str(retention["age"])] if retention.get("age") else []
     kept += [f"at least {size_text(retention['bytes'])} a partition"] if retention.get("bytes") else []
     text = f"retention {' and '.join(kept) or 'for ever'}"
+    text += ", held for groups" if retention.get("hold_for_groups") else ""
+    text += ", until groups are done" if retention.get("acknowledged") else ""
     if segment:
         age = f" or {segment['age']}" if segment.get("age") else ""
         text += f"; segments of {size_text(segment['bytes'])}{age}"

@@ -24,7 +24,14 @@ from shoal.agent.cli.terminal.completion import complete_member, complete_topic,
 from shoal.agent.cli.terminal.output import CliError
 from shoal.agent.cli.terminal.run import with_asked
 from shoal.agent.cli.topic import show_topics
-from shoal.agent.cli.topic_settings import change_text, replicas_text, setting_rows, shown_settings, summary
+from shoal.agent.cli.topic_settings import (
+    OPTIONS,
+    change_text,
+    replicas_text,
+    setting_rows,
+    shown_settings,
+    summary,
+)
 from shoal.client.produce.producer import batch_of
 
 NOW_MS = round(datetime(2026, 1, 8, tzinfo=UTC).timestamp() * 1_000)
@@ -119,6 +126,8 @@ def test_settings_are_shown_as_they_are_typed() -> None:
     segment = {"bytes": 64 << 20, "age": "1d"}
     never = {"retention": {"age": None, "bytes": None}, "segment": segment}
     assert shown_settings(never) == "retention for ever; segments of 64.0 MiB or 1d"
+    for_groups = {"retention": {"hold_for_groups": True, "acknowledged": True}}
+    assert shown_settings(for_groups) == "retention for ever, held for groups, until groups are done"
     some = {"retention": {"age": "7d", "bytes": 10 << 30}, "segment": segment | {"age": None}, "fsync": False}
     assert shown_settings(some) == (
         "retention 7d and at least 10.0 GiB a partition; segments of 64.0 MiB; fsync off"
@@ -156,6 +165,19 @@ async def test_retention_is_given_seen_and_changed(cluster: FakeCluster) -> None
     size = await run("topic", "create", "u", "--retention", "10GB", agent=agent)
     assert_one_line(size, "--retention '10GB' is a size", "--retention-bytes 10GB")
     assert_one_line(await run("topic", "alter", "nope", "--retention", "1d", agent=agent), "unknown-topic")
+
+
+async def test_retention_for_groups_is_switched_on_and_off(cluster: FakeCluster) -> None:
+    """Both ways; a switch that is not named leaves its setting as it is."""
+    agent = cluster.urls[0]
+    made = await run("topic", "create", "t", "--retention", "7d", "--hold-for-groups", agent=agent)
+    assert made.code == 0, made.stderr
+    switched = ("--no-hold-for-groups", "--remove-acknowledged", "-o", "json")
+    altered = await run("topic", "alter", "t", *switched, agent=agent)
+    kept = json.loads(altered.stdout)["retention"]
+    assert (kept["age"], kept["hold_for_groups"], kept["acknowledged"]) == ("7d", False, True)
+    assert OPTIONS["retention.hold_for_groups"] == switched[0].replace("--no-", "--")
+    assert OPTIONS["retention.acknowledged"] == switched[1]
 
 
 async def test_settings_are_shown_with_their_defaults(cluster: FakeCluster) -> None:
