@@ -64,7 +64,7 @@ ROOMS = {
     "agent/cli/examine": """agent/cli/records agent/cli/terminal agent/durable agent/partition agent/topics
         segment_store/check segment_store/disk segment_store/errors segment_store/format shoal/spark""",
     "agent/cli/records": """agent/cli/terminal segment_store/check shoal/client shoal/client/consume
-        shoal/client/produce shoal/client/subscribe""",
+        shoal/client/produce shoal/client/subscribe shoal/client/tables""",
     "agent/cli/bench": "agent/cli/terminal shoal/client shoal/client/http shoal/client/produce",
     "agent/cli/top": "agent/cli/terminal shoal/client shoal/client/http",
     "agent/cli/terminal": "shoal/client shoal/client/http",

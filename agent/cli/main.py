@@ -19,7 +19,7 @@ from shoal.agent.cli import agent as agent_commands
 from shoal.agent.cli import cluster, config, drain, group, keys, level, partition, spark, topic
 from shoal.agent.cli.bench import command as bench
 from shoal.agent.cli.examine import doctor, log
-from shoal.agent.cli.records import consume, produce
+from shoal.agent.cli.records import consume, produce, table
 from shoal.agent.cli.terminal.completion import join_bash_words
 from shoal.agent.cli.terminal.options import (
     DEFAULT_AGENT,
@@ -75,6 +75,7 @@ groups = (
     level.cluster,
     topic.topics,
     group.groups,
+    table.tables,
     partition.partitions,
     log.logs,
     spark.spark,

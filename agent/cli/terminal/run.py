@@ -26,6 +26,8 @@ ADVICE = {
     "unknown-partition": "`shoal topic describe TOPIC` shows its partitions",
     "unknown-group": "`shoal group list TOPIC` shows the topic's groups, `shoal group create TOPIC GROUP`"
     " makes one",
+    "wrong-kind": "`shoal topic describe TOPIC` shows its kind; `shoal topic create NAME --kind table` makes"
+    " a table",
     "group-differs": "`shoal group describe TOPIC GROUP` shows its settings, `shoal group change` changes"
     " them; mode and start are fixed",
     "consumer-in-use": "give another --consumer, or end the other process",

@@ -5,7 +5,7 @@ Law of this file: the public names, thin over row_requests.py, scan.py and watch
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.client.http.requests import Cluster
@@ -105,7 +105,7 @@ class AsyncTable:
 
     # --- many rows
 
-    async def entries(self, prefix: Text = b"", after: Text | None = None) -> AsyncIterator[TableEntry]:
+    async def entries(self, prefix: Text = b"", after: Text | None = None) -> AsyncGenerator[TableEntry]:
         """The rows whose keys begin so, in the order of their keys' bytes, behind the key `after`. They are
         read in pages of 10,000: a row that changes meanwhile may be seen as it was or as it is."""
         from shoal.client.tables.scan import entries_of  # a row alone needs no Arrow
@@ -127,12 +127,12 @@ class AsyncTable:
             local=self._rows.local,
         )
 
-    async def items(self, prefix: Text = b"") -> AsyncIterator[tuple[bytes, bytes]]:
+    async def items(self, prefix: Text = b"") -> AsyncGenerator[tuple[bytes, bytes]]:
         """Keys and values, as `entries`."""
         async for entry in self.entries(prefix):
             yield entry.key, entry.value
 
-    async def keys(self, prefix: Text = b"") -> AsyncIterator[bytes]:
+    async def keys(self, prefix: Text = b"") -> AsyncGenerator[bytes]:
         """Keys, as `entries`."""
         async for entry in self.entries(prefix):
             yield entry.key
