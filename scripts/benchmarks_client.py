@@ -23,7 +23,8 @@ from bench_topics import ARROW, RECORD_BYTES, post
 from row import Row
 
 from shoal import DEFAULT_SCHEMA, AsyncClient, BatchingConfig, Client, Producer
-from shoal.client.produce.producer import batch_of, encode_stream
+from shoal.client.produce.producer import batch_of
+from shoal.client.produce.request_stream import encode_stream
 from shoal.format.tabular import FrameKind
 
 SINGLE_RECORDS = 1_000_000

@@ -68,19 +68,26 @@ topics = group(
 
 
 class LogKind(StrEnum):
-    """The kinds of topics. Further ones come with the features that serve them."""
+    """The kinds of topics."""
 
     LOG = "log"
+    TIMER = "timer"
 
 
-@topics.command("create", epilog=example("shoal topic create flights --partitions 6 --replication-factor 3"))
+@topics.command(
+    "create",
+    epilog=example(
+        "shoal topic create flights --partitions 6 --replication-factor 3",
+        "shoal topic create reminders --kind timer",
+    ),
+)
 def create(
     name: NameArgument,
     partitions: Annotated[int | None, option("N", "Number of partitions; default 1.", min=1)] = None,
     replication_factor: Annotated[
         str | None, option("N|all", "Copies of each partition; default 3, or fewer with fewer members.")
     ] = None,
-    kind: Annotated[LogKind, flag("The kind of topic.")] = LogKind.LOG,
+    kind: Annotated[LogKind, flag("timer: groups see each record when it is due.")] = LogKind.LOG,
     retention: RetentionOption = None,
     retention_bytes: RetentionBytesOption = None,
     segment_bytes: SegmentBytesOption = None,

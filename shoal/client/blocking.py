@@ -34,7 +34,7 @@ from shoal.client.blocking_table import Table, TableWatch
 from shoal.client.consume.consumer import ConsumerOptions
 from shoal.client.http.requests import ClientConfig
 from shoal.client.loop_thread import LoopThread, forked, on_thread
-from shoal.client.produce.accumulator import RECORD_OVERHEAD_BYTES, SendOptions
+from shoal.client.produce.accumulator import RECORD_OVERHEAD_BYTES, DueOptions, SendOptions
 from shoal.client.produce.delivery import Delivery, Place, ProducerStatistics
 from shoal.client.produce.lone_record import ANSWER_SECONDS
 from shoal.client.produce.producer import AsyncProducer, ProduceFailed, ProducerOptions
@@ -302,11 +302,13 @@ class Producer(LiveObject):
         delivery.result(timeout_seconds)
         return delivery.place(0)
 
-    def send_batch(self, data: Any, timeout_seconds: float | None = None) -> Delivery:
+    def send_batch(
+        self, data: Any, timeout_seconds: float | None = None, **due: Unpack[DueOptions]
+    ) -> Delivery:
         """Buffer the rows of a RecordBatch, pyarrow Table, pandas or polars frame, each row for the partition
-        of its key; waits while the buffer is full. Raises as `send`, and schema-mismatch for columns that are
-        not the topic's."""
-        return self.gatherer.put_batches(self._inner.batches(data), timeout_seconds)
+        of its key; waits while the buffer is full. On topics of kind timer a column `deliver_at` or an option
+        says when they are due. Raises as `send`, and schema-mismatch for columns that are not the topic's."""
+        return self.gatherer.put_batches(self._inner.batches(data, **due), timeout_seconds)
 
     flush = on_thread(AsyncProducer.flush)
 

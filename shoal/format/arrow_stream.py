@@ -145,6 +145,8 @@ def _refuse_encoded(field: pa.Field) -> None:
 
 
 def _difference(offered: pa.Schema, wanted: pa.Schema) -> str:
+    if DELIVER_AT_COLUMN in offered.names and DELIVER_AT_COLUMN not in wanted.names:
+        return f"column {DELIVER_AT_COLUMN!r} needs a topic of kind timer"
     if offered.names != wanted.names:
         return f"columns {offered.names}, expected {wanted.names}"
     pairs = zip(offered, wanted, strict=True)

@@ -11,10 +11,19 @@ from importlib import import_module
 from typing import Any, Final, Literal, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from shoal.errors import ClientError, ShoalError
 from shoal.format.arrow_stream import largest_record_bytes
-from shoal.format.batch import DEFAULT_SCHEMA, MAX_RECORD_BYTES, TIMESTAMP_COLUMN, VALUE_COLUMN
+from shoal.format.batch import (
+    DEFAULT_SCHEMA,
+    DELIVER_AT_COLUMN,
+    MAX_RECORD_BYTES,
+    TIMER_SCHEMA,
+    TIMESTAMP_COLUMN,
+    VALUE_COLUMN,
+)
+from shoal.format.timestamps import MAX_AHEAD_US
 
 FrameKind = Literal["pandas", "polars", "arrow"]
 _KINDS: Final = get_args(FrameKind)
@@ -22,8 +31,9 @@ _INDEX_COLUMN: Final = re.compile(r"__index_level_\d+__")  # as pandas and pyarr
 PLACED_FIELDS: Final = (pa.field("partition", pa.int32()), pa.field("offset", pa.int64()))
 
 
-def batches_of(data: Any, topic: str, now_us: int) -> list[pa.RecordBatch]:
-    """A RecordBatch, Table, pandas or polars frame as batches of DEFAULT_SCHEMA.
+def batches_of(data: Any, topic: str, now_us: int, deliver_at_us: int | None = None) -> list[pa.RecordBatch]:
+    """A RecordBatch, Table, pandas or polars frame as batches of DEFAULT_SCHEMA. Where a column `deliver_at`
+    or `deliver_at_us` says when records are due: of TIMER_SCHEMA.
 
     `value` is needed; a missing `timestamp` is `now_us`, missing `key` and `headers` are null, text becomes
     its UTF-8, and columns of other names are refused. Raises ShoalError schema-mismatch or too-large.
@@ -40,7 +50,17 @@ def batches_of(data: Any, topic: str, now_us: int) -> list[pa.RecordBatch]:
             "schema-mismatch",
             f"{topic} takes a RecordBatch, Table, pandas or polars frame, not {kind}; send() takes records",
         )
-    return [_checked(_conformed(batch, topic, now_us), topic) for batch in batches]
+    found = [_checked(_conformed(batch, topic, now_us), topic, now_us) for batch in batches]
+    if deliver_at_us is None:
+        return found
+    if any(batch.num_columns > len(DEFAULT_SCHEMA) for batch in found):
+        raise ShoalError("bad-request", f"{topic}: the rows have a column {DELIVER_AT_COLUMN} themselves")
+    kind = TIMER_SCHEMA.field(DELIVER_AT_COLUMN).type
+    time = pa.scalar(deliver_at_us, pa.int64()).cast(kind)
+    return [
+        pa.RecordBatch.from_arrays([*batch.columns, pa.repeat(time, batch.num_rows)], schema=TIMER_SCHEMA)
+        for batch in found
+    ]
 
 
 def _imported(data: Any, topic: str) -> pa.Table:
@@ -55,20 +75,21 @@ def _imported(data: Any, topic: str) -> pa.Table:
 
 
 def _conformed(batch: pa.RecordBatch, topic: str, now_us: int) -> pa.RecordBatch:
-    """The batch with DEFAULT_SCHEMA's columns, in its order and types."""
-    if batch.schema.equals(DEFAULT_SCHEMA):
-        return batch
+    """The batch with DEFAULT_SCHEMA's columns or TIMER_SCHEMA's, in its order and types."""
     names = batch.schema.names
-    wrong = ", ".join(sorted({repr(name) for name in names if name not in DEFAULT_SCHEMA.names}))
+    schema = TIMER_SCHEMA if DELIVER_AT_COLUMN in names else DEFAULT_SCHEMA
+    if batch.schema.equals(schema):
+        return batch
+    wrong = ", ".join(sorted({repr(name) for name in names if name not in schema.names}))
     if wrong or VALUE_COLUMN not in names or len(set(names)) < len(names):
         what = "names a column twice" if VALUE_COLUMN in names else "has no 'value'"
         if wrong:
             to_json = "df.to_json(orient='records', lines=True).splitlines()"
             what = f"has {wrong}; columns of your own become JSON first: {to_json}"
-        known = ", ".join(DEFAULT_SCHEMA.names)
+        known = ", ".join(schema.names)
         raise ShoalError("schema-mismatch", f"{topic} has the columns {known}; this {what}")
     columns = []
-    for field in DEFAULT_SCHEMA:
+    for field in schema:
         if field.name in names:
             try:
                 columns.append(_cast(batch.column(field.name), field.type))
@@ -78,7 +99,7 @@ def _conformed(batch: pa.RecordBatch, topic: str, now_us: int) -> pa.RecordBatch
             columns.append(pa.repeat(pa.scalar(now_us, pa.int64()), batch.num_rows).cast(field.type))
         else:
             columns.append(pa.nulls(batch.num_rows, field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -90,10 +111,14 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     return column.cast(kind)
 
 
-def _checked(batch: pa.RecordBatch, topic: str) -> pa.RecordBatch:
+def _checked(batch: pa.RecordBatch, topic: str, now_us: int) -> pa.RecordBatch:
     """Refuse records that an agent would refuse, before they are buffered. Raises ShoalError."""
     if batch.column(TIMESTAMP_COLUMN).null_count:
         raise ShoalError("schema-mismatch", f"{topic}: a record's timestamp is null")
+    if batch.num_columns > len(DEFAULT_SCHEMA):
+        latest_us = pc.max(batch.column(DELIVER_AT_COLUMN).cast(pa.int64())).as_py() or 0
+        if latest_us - now_us > MAX_AHEAD_US:
+            raise ShoalError("bad-request", f"{topic}: a record is due more than ten years ahead")
     if batch.nbytes > MAX_RECORD_BYTES:  # else no record can be larger
         largest = largest_record_bytes(batch)
         if largest > MAX_RECORD_BYTES:

@@ -8,8 +8,8 @@ from typing import Final, TypeAlias
 
 from shoal.errors import ShoalError
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_EPOCH_UTC: Final = _EPOCH.replace(tzinfo=None)  # every time is UTC: to write one takes no zone
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH_UTC: Final = EPOCH.replace(tzinfo=None)  # every time is UTC: to write one takes no zone
 _MICROSECOND: Final = timedelta(microseconds=1)
 LAST_TIME_MS: Final = 2**63 // 1000 - 1  # as microseconds it must fit an int64
 _MILLISECONDS = re.compile(r"-?[0-9]{1,16}", re.ASCII)
@@ -27,6 +27,29 @@ MICROSECONDS_MAX: Final = 10**17
 """A time between 1973 and 5138 lies between these in microseconds. Our time in seconds, milliseconds or
 nanoseconds lies outside: such a number is refused, not stored."""
 
+MAX_AHEAD_US: Final = 3_653 * 86_400 * 1_000_000
+"""Ten years, with their leap days: no record is due later, and such a time is rather one in another unit."""
+
+
+def due_us(deliver_at: Timestamp | None, delay_seconds: float | None, now_us: int) -> int | None:
+    """When a record is due; None for at once. Raises ShoalError bad-request."""
+    if deliver_at is None and delay_seconds is None:
+        return None
+    if delay_seconds is None:
+        assert deliver_at is not None
+        time_us = timestamp_us(deliver_at)
+    elif deliver_at is not None:
+        raise ShoalError("bad-request", "deliver_at or delay_seconds, not both")
+    elif isinstance(delay_seconds, bool) or not isinstance(delay_seconds, int | float):
+        raise ShoalError("bad-request", f"delay_seconds is a number, not {delay_seconds!r}")
+    elif not 0 <= delay_seconds <= MAX_AHEAD_US / 1_000_000:
+        raise ShoalError("bad-request", f"a delay of {delay_seconds!r} s: from 0 to ten years are possible")
+    else:
+        time_us = now_us + round(1_000_000 * delay_seconds)
+    if time_us - now_us > MAX_AHEAD_US:
+        raise ShoalError("bad-request", f"due at {format_time(time_us)}, more than ten years ahead")
+    return time_us
+
 
 def timestamp_us(timestamp: Timestamp) -> int:
     """Microseconds since the epoch, of a datetime that knows its zone, or of such a number. Raises ShoalError
@@ -34,7 +57,7 @@ def timestamp_us(timestamp: Timestamp) -> int:
     if isinstance(timestamp, datetime):
         if timestamp.tzinfo is None:
             raise ShoalError("bad-request", f"{timestamp} has no time zone: use datetime.now(UTC)")
-        return (timestamp - _EPOCH) // timedelta(microseconds=1)
+        return (timestamp - EPOCH) // timedelta(microseconds=1)
     if not isinstance(timestamp, int) or isinstance(timestamp, bool):
         raise ShoalError(
             "bad-request", f"a timestamp is a datetime or microseconds since 1970, not {timestamp!r}"
@@ -81,7 +104,7 @@ def parse_time(text: str) -> int:
         moment = moment.replace(tzinfo=timezone(-shift if sign == "-" else shift))
     except ValueError as error:
         raise ShoalError("bad-request", f"time {text!r}: {error}") from error
-    return (moment - _EPOCH) // _MICROSECOND + int((fraction or "").ljust(6, "0")[:6])
+    return (moment - EPOCH) // _MICROSECOND + int((fraction or "").ljust(6, "0")[:6])
 
 
 def format_time(us: int) -> str:

@@ -267,15 +267,23 @@ class ArrowStream:
 
     def __init__(self, *, with_topic: bool = False) -> None:
         self._with_topic = with_topic
+        self._has_due_times = False
+        """Of the first chunk, which decides the columns."""
         self._stream: Any = None
 
     def write(self, topic: str, found: Fetched) -> None:
         """Write a chunk; the first one decides the schema."""
         import pyarrow as pa
 
+        from shoal.format.arrow_stream import DEFAULT_SCHEMA, DELIVER_AT_COLUMN, with_due_times
         from shoal.format.tabular import placed
 
-        batch = placed(found.batch, found.partition, found.base_offset)
+        rows = found.batch
+        if self._stream is None:
+            self._has_due_times = DELIVER_AT_COLUMN in rows.schema.names
+        elif self._has_due_times != (DELIVER_AT_COLUMN in rows.schema.names):  # topics of both kinds
+            rows = with_due_times(rows) if self._has_due_times else rows.select(DEFAULT_SCHEMA.names)
+        batch = placed(rows, found.partition, found.base_offset)
         if self._with_topic:
             names = pa.repeat(pa.scalar(topic), batch.num_rows)
             schema = pa.schema([_topic_field(), *batch.schema])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from shoal.agent.cli.records.produce_input import InputFormat, Shape, headers_of
+from shoal.agent.cli.records.produce_input import InputFormat, Shape, due_options, headers_of
 from shoal.agent.cli.terminal.completion import complete_topic
 from shoal.agent.cli.terminal.interruption import on_interruption
 from shoal.agent.cli.terminal.options import (
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from shoal.agent.cli.records.input_lines import Chunk, LineReader
     from shoal.agent.cli.terminal.progress import Progress
     from shoal.client.async_client import AsyncClient
+    from shoal.client.produce.accumulator import DueOptions
     from shoal.client.produce.batcher import Pacer
     from shoal.client.produce.producer import AsyncProducer
 
@@ -76,6 +77,7 @@ class Settings:
     acks: str
     rate: float | None
     progress: bool | None
+    due: DueOptions
 
 
 class Outcome(NamedTuple):
@@ -96,6 +98,7 @@ class Outcome(NamedTuple):
         "shoal produce flights flights.ndjson --key-field carrier --rate 20000",
         "shoal consume flights --output json | shoal produce copy",
         "shoal produce people --key ann --tombstone",
+        "echo tea | shoal produce reminders --delay 4m",
     )
 )
 def produce(
@@ -131,6 +134,12 @@ def produce(
     partition: Annotated[
         int | None, option("P", "Send all records to this partition, not by key.", "--partition", "-p", min=0)
     ] = None,
+    delay: Annotated[
+        str | None, option("TIME", "Topics of kind timer: groups see the records so much later, as 10m.")
+    ] = None,
+    deliver_at: Annotated[
+        str | None, option("TIME", "The same as a time, 2030-01-01T09:00:00Z.", "--deliver-at")
+    ] = None,
     acks: Annotated[Acks, flag("Wait for a majority of disks, the leader's disk, or nothing.")] = Acks.ALL,
     rate: Annotated[float | None, option("N", "At most N records a second.")] = None,
     progress: Annotated[
@@ -153,7 +162,8 @@ def produce(
         say("all that is typed is one record; Ctrl-D ends" if whole else "each line is a record; Ctrl-D ends")
         progress = bool(progress)  # by default none: it would be drawn over the typed text
     z = None if compression is None else str(compression)
-    settings = Settings(topic, paths, shape, z, partition, str(acks), rate, progress)
+    due = due_options(delay, deliver_at)
+    settings = Settings(topic, paths, shape, z, partition, str(acks), rate, progress, due)
     outcome = with_client(agent, lambda client: _run(client, settings))
     _report(outcome, output)
     if outcome.error is not None:
@@ -309,14 +319,14 @@ class _Run:
 
     async def _send_batch(self, producer: AsyncProducer, batch: Any, read_bytes: int) -> None:
         if self.pacer is None:
-            await producer.send_batch(batch)
+            await producer.send_batch(batch, **self.settings.due)
             await asyncio.sleep(0)  # neither send_batch nor the next chunk need wait: let answers in
             return
         sent = 0
         while sent < batch.num_rows:
             rows = self.pacer.take(batch.num_rows - sent, time.monotonic() * 1_000)
             if rows:
-                await producer.send_batch(batch.slice(sent, rows))
+                await producer.send_batch(batch.slice(sent, rows), **self.settings.due)
                 sent += rows
                 self.read_bytes += read_bytes * rows // batch.num_rows
             else:

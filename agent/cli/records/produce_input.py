@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,12 @@ from shoal.agent.cli.terminal.output import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from shoal.client.produce.accumulator import DueOptions
 
 CARRIED_ON = frozenset({"topic", "partition", "offset"})
 """Fields of `shoal consume --output json` that name the place of a record: they are passed over."""
-CONSUMED = CARRIED_ON | {"timestamp", "key", "key_base64", "value", "value_base64", "headers"}
-"""All of its fields."""
+CONSUMED = CARRIED_ON | {"timestamp", "key", "key_base64", "value", "value_base64", "headers", "deliver_at"}
+"""All of its fields; the last one on topics of kind timer alone."""
 
 
 class InputFormat(StrEnum):
@@ -192,3 +194,22 @@ def headers_of(texts: list[str]) -> tuple[tuple[str, bytes], ...]:
         value = text[cut + 1 :] if text[cut] == "=" else text[cut + 1 :].strip()
         pairs.append((str(name_of(text[:cut].strip())), typed_bytes(value)))
     return tuple(pairs)
+
+
+def due_options(delay: str | None, deliver_at: str | None) -> DueOptions:
+    """Of --delay and --deliver-at, as producers take them. Raises UsageError."""
+    from shoal.errors import ShoalError
+    from shoal.format.timestamps import EPOCH, parse_duration_ms, parse_time
+
+    if delay is not None and deliver_at is not None:
+        raise UsageError("--delay and --deliver-at both say when the records are due", "give one")
+    try:
+        if delay is not None:
+            return {"delay_seconds": parse_duration_ms(delay) / 1_000}
+        if deliver_at is not None:
+            return {"deliver_at": EPOCH + timedelta(microseconds=parse_time(deliver_at))}
+    except (ShoalError, OverflowError) as error:
+        option = "--delay" if delay is not None else "--deliver-at"
+        example = "30s, 10m, 7d" if delay is not None else "2030-01-01T09:00:00Z"
+        raise UsageError(f"{option}: {error}", f"give one like {example}") from None
+    return {}

@@ -5,15 +5,10 @@ Pure: the time is an argument. A time that has passed means at once.
 
 from __future__ import annotations
 
-from typing import Final
-
 from shoal.agent.http.produce.decode import Chunk
 from shoal.agent.interface import Topic
 from shoal.errors import ShoalError
-from shoal.format.timestamps import format_time
-
-MAX_AHEAD_US: Final = 3_653 * 86_400 * 1_000_000
-"""Ten years, with their leap days: a later time is rather one in another unit."""
+from shoal.format.timestamps import MAX_AHEAD_US, format_time
 
 
 def check_due_times(topic: Topic | None, name: str, chunk: Chunk, now_us: int) -> None:

@@ -23,15 +23,24 @@ import pyarrow as pa
 from shoal.client.produce.batcher import BatchingConfig
 from shoal.client.produce.delivery import Delivery
 from shoal.errors import BufferFull, ShoalError, unknown_partition
-from shoal.format.batch import DEFAULT_SCHEMA, MAX_RECORD_BYTES
+from shoal.format.batch import DEFAULT_SCHEMA, MAX_RECORD_BYTES, TIMER_SCHEMA
 from shoal.format.plain_values import Text, as_bytes
 from shoal.format.records import MAX_HEADERS, Headers
-from shoal.format.timestamps import Timestamp, timestamp_us
+from shoal.format.timestamps import Timestamp, due_us, timestamp_us
 
 HeadersLike: TypeAlias = "Mapping[str, bytes | str | None] | Sequence[tuple[str, bytes | str | None]]"
 
 
-class SendOptions(TypedDict, total=False):
+class DueOptions(TypedDict, total=False):
+    """When records of a topic of kind timer are due."""
+
+    deliver_at: Timestamp | None
+    """When groups see them, as `timestamp` is told; None: at once."""
+    delay_seconds: float | None
+    """Instead of `deliver_at`: so long from now."""
+
+
+class SendOptions(DueOptions, total=False):
     """Options of one record, beside its value and its key."""
 
     headers: HeadersLike | None
@@ -46,8 +55,8 @@ HEADER_OVERHEAD_BYTES: Final = 16  # offsets of two columns, roughly
 RECORD_OVERHEAD_BYTES: Final = 40  # timestamp, offsets and validity of four columns, two list slots
 
 
-Extra: TypeAlias = "tuple[Headers | None, int | None, int | None]"
-"""Headers, microseconds and partition, which few records have."""
+Extra: TypeAlias = "tuple[Headers | None, int | None, int | None, int | None]"
+"""Headers, microseconds, partition and due time, which few records have."""
 
 
 class WholeBatch(NamedTuple):
@@ -102,19 +111,23 @@ class Chunk:
     @property
     def partitions(self) -> dict[int, int]:
         """The rows that were sent to a certain partition, and to which."""
-        return {row: chosen for row, (_, _, chosen) in self.extras.items() if chosen is not None}
+        return {row: chosen for row, (_, _, chosen, _) in self.extras.items() if chosen is not None}
 
     def to_batch(self) -> pa.RecordBatch:
-        """The records in DEFAULT_SCHEMA. Those without a time get that of the chunk's first record: at most
-        one linger before their own."""
+        """The records in DEFAULT_SCHEMA, or in TIMER_SCHEMA if one has a due time. Those without a time get
+        that of the chunk's first record: at most one linger before their own."""
         rows = len(self.values)
         timestamp, key, value, headers = (column.type for column in DEFAULT_SCHEMA)
         times = pa.repeat(pa.scalar(self.begun_us, pa.int64()), rows)
         header_column = pa.nulls(rows, headers)
+        due_times: list[int | None] | None = None
         if self.extras:
             moments = [self.begun_us] * rows
             heads: list[list[dict[str, Any]] | None] = [None] * rows
-            for row, (pairs, moment_us, _) in self.extras.items():
+            for row, (pairs, moment_us, _, due_at_us) in self.extras.items():
+                if due_at_us is not None:
+                    due_times = due_times or [None] * rows
+                    due_times[row] = due_at_us
                 if pairs is not None:
                     heads[row] = [{"key": name, "value": content} for name, content in pairs]
                 if moment_us is not None:
@@ -126,7 +139,9 @@ class Chunk:
             known = [*known, *repeat(None, rows - len(known))]
         keys = pa.nulls(rows, key) if keyless else pa.array(known, key)
         columns = [times.cast(timestamp), keys, pa.array(self.values, value), header_column]
-        return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+        if due_times is None:
+            return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
+        return pa.RecordBatch.from_arrays([*columns, pa.array(due_times, timestamp)], schema=TIMER_SCHEMA)
 
 
 @dataclass(slots=True, eq=False)
@@ -201,6 +216,8 @@ class Gatherer:
         timestamp: Timestamp | None = None,
         partition: int | None = None,
         timeout_seconds: float | None = None,
+        deliver_at: Timestamp | None = None,
+        delay_seconds: float | None = None,
     ) -> Delivery:
         """Take one record; waits while the buffer is full, at most `timeout_seconds` (None: until there is
         room). Raises ShoalError too-large or bad-request, BufferFull, and the error that the gatherer
@@ -215,8 +232,10 @@ class Gatherer:
                 key = as_bytes(key, "key")
             size_bytes += len(key)
         extra = None
-        if headers is not None or timestamp is not None or partition is not None:
-            extra, more_bytes = _extra(headers, timestamp, partition)
+        is_due = deliver_at is not None or delay_seconds is not None
+        if headers is not None or timestamp is not None or partition is not None or is_due:
+            due_at_us = due_us(deliver_at, delay_seconds, time.time_ns() // 1_000) if is_due else None
+            extra, more_bytes = _extra(headers, timestamp, partition, due_at_us)
             if partition is not None and self.partitions is not None and partition not in self.partitions:
                 raise unknown_partition(self._topic, partition, len(self.partitions))
             size_bytes += more_bytes
@@ -427,7 +446,7 @@ class Gatherer:
 
 
 def _extra(
-    headers: HeadersLike | None, timestamp: Timestamp | None, partition: int | None
+    headers: HeadersLike | None, timestamp: Timestamp | None, partition: int | None, due_at_us: int | None
 ) -> tuple[Extra, int]:
     pairs: Headers | None = None
     size_bytes = 0
@@ -439,7 +458,7 @@ def _extra(
     moment_us = None if timestamp is None else timestamp_us(timestamp)
     if partition is not None and (partition.__class__ is not int or partition < 0):
         raise ShoalError("unknown-partition", f"a partition is a number from 0 on, not {partition!r}")
-    return (pairs, moment_us, partition), size_bytes
+    return (pairs, moment_us, partition, due_at_us), size_bytes
 
 
 def _pairs(headers: HeadersLike) -> Headers:

@@ -112,10 +112,12 @@ class LonePath:
         timestamp: Timestamp | None = None,
         partition: int | None = None,
         timeout_seconds: float | None = None,
+        deliver_at: Timestamp | None = None,
+        delay_seconds: float | None = None,
     ) -> LoneRecord | None:
         """The record, ready to be sent; None when it has to go the ordinary way. The caller settles a
         record (`settle`) or hands it over (`hand_over`), and minds `timeout_seconds`."""
-        if headers is not None or timestamp is not None:
+        if any(option is not None for option in (headers, timestamp, deliver_at, delay_seconds)):
             return None
         if isinstance(value, str):
             value = _encoded(value)
@@ -256,7 +258,7 @@ def _encoded(text: str) -> bytes | str:
 
 
 def _chunk(lone: LoneRecord) -> Chunk:
-    extra = (None, lone.timestamp_us, lone.partition if lone.partition >= 0 else None)
+    extra = (None, lone.timestamp_us, lone.partition if lone.partition >= 0 else None, None)
     size_bytes = len(lone.value or b"") + len(lone.key or b"")
     return Chunk(
         0,  # due at once

@@ -20,17 +20,19 @@ import pyarrow.compute as pc
 from shoal.client.http.requests import Answer, Call, Cluster, Unreachable, now_ms, topic_path
 from shoal.client.http.routes import TopicRoutes
 from shoal.client.http.topics import find_topic, outcome_of
-from shoal.client.produce.accumulator import Chunk, Gatherer, SendOptions, WholeBatch
+from shoal.client.produce.accumulator import Chunk, DueOptions, Gatherer, SendOptions, WholeBatch
 from shoal.client.produce.batcher import Batcher, BatchingConfig, Request, split
 from shoal.client.produce.delivery import Delivery, Piece, Place, ProducerStatistics
 from shoal.client.produce.lone_record import ANSWER_SECONDS, LonePath
 from shoal.client.produce.lone_socket import LoneSockets
+from shoal.client.produce.request_stream import encode_stream, joined
 from shoal.errors import BufferFull, ClientClosed, ClientForked, ShoalError, unknown_partition
 from shoal.format.arrow_stream import ARROW_STREAM
 from shoal.format.batch import DEFAULT_SCHEMA, KEY_COLUMN
 from shoal.format.partitioner import group_rows, owners_of
 from shoal.format.plain_values import Text, json_value
 from shoal.format.tabular import batches_of
+from shoal.format.timestamps import Timestamp, due_us
 from shoal.unpicklable import LiveObject
 
 Acks = Literal["all", "leader", "none"]
@@ -70,20 +72,6 @@ def batch_of(
         key_column = pa.array(key_column, pa.binary())
     columns = [pa.repeat(now, count), key_column, pa.array(values, pa.binary()), pa.nulls(count, headers)]
     return pa.RecordBatch.from_arrays(columns, schema=DEFAULT_SCHEMA)
-
-
-def encode_stream(batches: Sequence[pa.RecordBatch], compression: Compression | None = None) -> memoryview:
-    """The batches as one Arrow IPC stream of a single batch: one request, one sequence, one log entry."""
-    batch = _joined(batches)
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=compression)
-    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
-        writer.write_batch(batch)
-    return memoryview(sink.getvalue())
-
-
-def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(list(batches))
 
 
 class Delivered(NamedTuple):
@@ -308,21 +296,28 @@ class AsyncProducer(LiveObject):
         await delivery
         return delivery.place(0)
 
-    async def send_batch(self, data: Any, timeout_seconds: float | None = None) -> Delivery:
+    async def send_batch(
+        self, data: Any, timeout_seconds: float | None = None, **due: Unpack[DueOptions]
+    ) -> Delivery:
         """Buffer the rows of a RecordBatch, pyarrow Table, pandas or polars frame, each row for the partition
         of its key; waits while the buffer is full.
 
-        Rows without a key go together to one partition, another one with each call. Raises as `send`, and
-        ShoalError schema-mismatch for columns that are not the topic's.
+        Rows without a key go together to one partition, another one with each call. On topics of kind timer
+        a column `deliver_at` or an option says when they are due. Raises as `send`, and ShoalError
+        schema-mismatch for columns that are not the topic's.
         """
-        batches = self.batches(data)
+        batches = self.batches(data, **due)
         if self.gatherer.full:
             await self._wait_for_room(timeout_seconds)
         return self.gatherer.put_batches(batches, 0)
 
-    def batches(self, data: Any) -> list[pa.RecordBatch]:
-        """The batches that `send_batch` makes of `data`. Raises ShoalError schema-mismatch or too-large."""
-        return batches_of(data, self.topic, time.time_ns() // 1_000)
+    def batches(
+        self, data: Any, *, deliver_at: Timestamp | None = None, delay_seconds: float | None = None
+    ) -> list[pa.RecordBatch]:
+        """The batches that `send_batch` makes of `data`. Raises ShoalError schema-mismatch, bad-request or
+        too-large."""
+        now_us = time.time_ns() // 1_000
+        return batches_of(data, self.topic, now_us, due_us(deliver_at, delay_seconds, now_us))
 
     def finish(self) -> None:
         """Take nothing more: records sent before can be flushed, and none is taken that would not be."""
@@ -522,7 +517,7 @@ class AsyncProducer(LiveObject):
         self, request: Request[Piece], base_offset: int | None, duplicate: bool, error: ProduceFailed | None
     ) -> None:
         if self._on_delivery is not None:
-            batch = _joined([piece.batch for piece in request.items])
+            batch = joined([piece.batch for piece in request.items])
             self._on_delivery(Delivered(self.topic, request.partition, batch, base_offset, duplicate, error))
 
     async def _post(self, request: Request[Piece]) -> Answer:

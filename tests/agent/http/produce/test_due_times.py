@@ -12,9 +12,8 @@ import pytest
 from fake_broker import FakeCluster
 from http_fixtures import ARROW, NDJSON, Agent, arrow_batch, arrow_stream, one_agent, two_agents
 
-from shoal.agent.http.produce.due_times import MAX_AHEAD_US
 from shoal.format.batch import TIMER_SCHEMA, to_record_batch
-from shoal.format.timestamps import format_time, parse_time
+from shoal.format.timestamps import MAX_AHEAD_US, format_time, parse_time
 
 YEAR_US = 365 * 86_400 * 1_000_000
 NEW_YEAR = "2030-01-01T00:00:00.000001Z"
