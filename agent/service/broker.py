@@ -69,6 +69,10 @@ class Broker(GroupService, TableService, LevelService):
         self._request_stop = request_stop
         self._draining = draining
 
+    def now_us(self) -> int:
+        """Since the epoch, by the agent's clock."""
+        return self._clock.now_us()
+
     # ---- documents -------------------------------------------------------------------------------
 
     async def members(self, after_version: str | None, wait_ms: int) -> Document:

@@ -223,6 +223,9 @@ class FakeBroker(FakeGroupBroker, FakeTableBroker):
 
     # --- membership and routing
 
+    def now_us(self) -> int:
+        return time.time_ns() // 1_000
+
     async def members(self, after_version: str | None, wait_ms: int) -> Document:
         await self._wait(after_version, wait_ms)
         members = [

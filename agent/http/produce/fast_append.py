@@ -8,7 +8,6 @@ which gives the same answers. Knows no socket: front.py brings heads and bodies 
 
 from __future__ import annotations
 
-import time
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -177,7 +176,7 @@ class FastAppends:
         if request.lead_bytes:
             assert isinstance(memory, memoryview)
             return self._begin_arrow(request, topic, partition, memory, answer)
-        now_us = time.time_ns() // 1_000
+        now_us = self.context.broker.now_us()
         chunk = decode_whole(request.query, request.media, request.content_type, bytes(memory), now_us)
         if not 0 < chunk.records <= CHUNK_RECORDS_MAX:
             return False
@@ -209,7 +208,7 @@ class FastAppends:
     def _append(
         self, request: FastRequest, topic: Topic, partition: int, chunk: Chunk, answer: Answer
     ) -> bool:
-        check_due_times(topic, topic.name, chunk, time.time_ns() // 1_000)
+        check_due_times(topic, topic.name, chunk, self.context.broker.now_us())
         try:
             submission = submission_of(chunk, request.options)
             self.context.broker.begin_append(topic, partition, submission, answer)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncIterator, Mapping
 from typing import get_args
 
@@ -92,7 +91,7 @@ async def produce(call: Call) -> web.StreamResponse:
 async def _decoded(call: Call, media: str, body: bytes) -> Chunk:
     """JSON, and anything else that is one value."""
     content_type = call.headers.get("Content-Type")
-    now_us = time.time_ns() // 1_000
+    now_us = call.context.broker.now_us()
     if len(body) <= DECODED_AT_ONCE_BYTES:
         return decode_whole(call.query, media, content_type, body, now_us)
     return await asyncio.get_running_loop().run_in_executor(
@@ -210,7 +209,7 @@ class Production:
             await self.append(part)
 
     def _check_due_times(self, chunk: Chunk) -> None:
-        check_due_times(self._topic, shown(self._name), chunk, time.time_ns() // 1_000)
+        check_due_times(self._topic, shown(self._name), chunk, self._call.context.broker.now_us())
 
     async def append(self, chunk: Chunk) -> None:
         """Append a chunk, dealt to its partitions; ShoalError that says what was stored if part of it
