@@ -216,13 +216,18 @@ class _NewRun:
         self._writer = RunWriter(view.files.disk, view.files.directory, name)
 
     async def add(self, batches: Iterable[pa.RecordBatch], count: int) -> bool:
-        """At most so many more batches of sorted rows; whether there was one."""
-        more = islice(batches, count)
-        encoded = await self._in_thread(lambda: self._encoder.rows_in_chunks(more))
+        """At most so many more batches of sorted rows; whether there was one, perhaps without rows."""
+        taken: list[pa.RecordBatch] = []
+
+        def encode() -> list[memoryview]:
+            taken.extend(islice(batches, count))
+            return self._encoder.rows_in_chunks(taken)
+
+        encoded = await self._in_thread(encode)
         if encoded and not self._writer.has_begun:
             await self._writer.write(self._encoder.head)
         await self._writer.write(encoded)
-        return bool(encoded)
+        return bool(taken)
 
     async def finish(self) -> list[SortedRun]:
         """The run; none of no rows."""

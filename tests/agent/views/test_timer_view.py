@@ -15,7 +15,7 @@ from memory_disk import Fault, MemoryDisk
 from shoal.agent.receive import DuePlace, Range
 from shoal.agent.views import merge_plan
 from shoal.agent.views.timer_view import END
-from shoal.agent.views.view import ViewNotReady
+from shoal.agent.views.view import ViewLimits, ViewNotReady
 from tests.agent.views.view_desk import DIRECTORY, SMALL_RUNS, TimerDesk, each, random_dues
 
 START = DuePlace(0, 0)
@@ -248,6 +248,17 @@ async def test_a_merge_in_many_pieces_keeps_every_row(monkeypatch: pytest.Monkey
     assert max(entry.level for entry in desk.view.manifest.runs) > 0
     assert sum(entry.rows for entry in desk.view.manifest.runs) == 9 * 400
     assert await desk.due(START) == desk.expected(START)
+
+
+async def test_pending_rows_stay_behind_many_that_go() -> None:
+    """More rows are past their retention than are sorted at once; those behind them are none of these."""
+    desk = TimerDesk(MemoryDisk(), ViewLimits())
+    await desk.open()
+    await desk.append([1_000] * 70_000 + [10**12] * 10, 100)
+    await desk.settle()
+    await desk.settle(expired_us=2_000)
+    assert [entry.rows for entry in desk.view.manifest.runs] == [10]
+    assert await desk.due(START) == desk.expected(DuePlace(2_000, 0))
 
 
 async def test_a_reader_keeps_the_files_of_merged_runs() -> None:
