@@ -93,12 +93,14 @@ ROOMS = {
         segment_store/errors segment_store/format segment_store/log""",
     "agent/routing": "agent/durable agent/events agent/partition agent/peers agent/process replication/roles",
     "agent/delivery": """agent/durable agent/groups agent/groups/leader agent/partition agent/receive
-        agent/submission agent/views agent/views/upkeep segment_store/errors segment_store/format""",
-    "agent/views/upkeep": """agent/durable agent/partition agent/peers agent/receive agent/views
+        agent/submission agent/table agent/views agent/views/upkeep segment_store/errors
+        segment_store/format""",
+    "agent/views/upkeep": """agent/durable agent/partition agent/peers agent/receive agent/table agent/views
         segment_store/errors segment_store/log""",
-    "agent/views": "agent/partition agent/receive segment_store/disk segment_store/errors",
+    "agent/views": "agent/partition agent/receive agent/table segment_store/disk segment_store/errors",
     "agent/partition": """agent/durable agent/fetch agent/groups agent/partition/state agent/peers
-        agent/process agent/submission replication replication/raft replication/roles replication/state
+        agent/process agent/submission agent/table replication replication/raft replication/roles
+        replication/state
         segment_store/check segment_store/config segment_store/disk segment_store/errors
         segment_store/log""",
     "agent/partition/state": "replication",

@@ -28,6 +28,8 @@ class MemoryRows(ABC):
 
     rows: int = 0
     """How many it holds."""
+    size_bytes: int = 0
+    """Of rows that are not all of one small size."""
 
     @abstractmethod
     def take(self, stamp: Stamp, batch: pa.RecordBatch) -> None:

@@ -54,8 +54,12 @@ class RowOrder(ABC):
     def key_at(self, rows: pa.RecordBatch, number: int) -> bytes:
         """The sort key of one row."""
 
-    def filter_of(self, keys: Sequence[pa.Array]) -> bytes:
-        """The filter of a run whose chunks have these columns `key`; empty: none."""
+    def prints_of(self, chunk: pa.RecordBatch) -> pa.Array | None:
+        """The part of a filter that is this chunk's; None: runs have no filters."""
+        return None
+
+    def filter_of(self, prints: list[pa.Array]) -> bytes:
+        """The filter of a run whose chunks have these parts; empty: none."""
         return b""
 
     def kept(self, rows: pa.RecordBatch, *, is_oldest: bool, expired_us: int) -> pa.RecordBatch:

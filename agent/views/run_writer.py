@@ -15,7 +15,7 @@ import pyarrow as pa
 from shoal.agent.views.manifest import RunEntry
 from shoal.agent.views.row_order import RowOrder, chunks_of
 from shoal.agent.views.run_format import MAX_KEY_BYTES, RunChunk, RunIndex, RunName, RunTail, encode_tail
-from shoal.format.batch import END_OF_STREAM, KEY_COLUMN, Offset, schema_message
+from shoal.format.batch import END_OF_STREAM, Offset, schema_message
 from shoal.segment_store.disk.disk import Disk, File
 
 WRITE_BYTES = 2**20
@@ -32,7 +32,7 @@ class RunEncoder:
         """What stands before the first chunk."""
         self._position = len(self.head)
         self._chunks: list[RunChunk] = []
-        self._keys: list[pa.Array] = []
+        self._prints: list[pa.Array] = []
 
     @property
     def rows(self) -> int:
@@ -50,14 +50,15 @@ class RunEncoder:
                 checksum = crc32c.crc32c(data, self._seed)
                 self._chunks.append(RunChunk(key, self._position, len(data), checksum, chunk.num_rows))
                 self._position += len(data)
-                self._keys += [chunk.column(KEY_COLUMN)] if KEY_COLUMN in chunk.schema.names else []
+                prints = self._order.prints_of(chunk)
+                self._prints += [] if prints is None else [prints]
                 encoded.append(data)
         return encoded
 
     def end(self) -> bytes:
         """Everything behind the last chunk."""
         index = RunIndex(self._chunks).to_bytes()
-        filtered = self._order.filter_of(self._keys)
+        filtered = self._order.filter_of(self._prints)
         tail = RunTail(
             self._order.kind,
             self._name.first_index,

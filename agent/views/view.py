@@ -37,11 +37,13 @@ class ViewNotReady(Exception):
 @dataclass(frozen=True, slots=True)
 class ViewLimits:
     """`run_bytes`, `run_rows`: of batches that become one run; in memory it takes some three times that while
-    it is made. `held_rows`: in memory; above it no more batches are taken until a run has been made."""
+    it is made. `held_rows`, `held_bytes`: in memory; above it no more batches are taken until a run has been
+    made."""
 
     run_bytes: int = 32 * 2**20
     run_rows: int = 500_000
     held_rows: int = 4_000_000
+    held_bytes: int = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,9 @@ class SortedView:
             self.apply,
             lambda: self.applied.offset,
             lambda: self.saved.offset,
-            is_full=lambda: self.memory.rows >= self.limits.held_rows,
+            is_full=lambda: (
+                self.memory.rows >= self.limits.held_rows or self.memory.size_bytes >= self.limits.held_bytes
+            ),
             answers_wait=False,
         )
 
