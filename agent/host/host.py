@@ -389,14 +389,14 @@ class Host:
     def begin_append(self, group: GroupId, submission: Submission, answer: Answer) -> None:
         """The same without a coroutine: `answer` hears of the end. Raises when nothing was proposed."""
         deadline_ms = self.clock.now_ms() + min(submission.timeout_ms, MAX_APPEND_TIMEOUT_MS)
-        appender = self._for_append(group, submission.size_bytes).appender
+        appender = self.for_append(group, submission.size_bytes).appender
         if submission.size_bytes > SMALL_BYTES_MAX:
             appender.begin(submission, deadline_ms, answer)
             return
         with self.turns.burst:
             appender.begin(submission, deadline_ms, answer)
 
-    def _for_append(
+    def for_append(
         self, group: GroupId, size_bytes: int = 0, *, least_bytes: int = MIN_FREE_BYTES
     ) -> OpenGroup:
         """Bytes taken now count as used, or a burst between two looks at the disk would fill it."""
@@ -409,7 +409,7 @@ class Host:
     async def propose_control(self, group: GroupId, kind: Kind, control: bytes, timeout_ms: int) -> LogIndex:
         """Append a control entry and wait for its commit. Raises as append."""
         assert kind not in (Kind.SCHEMA, Kind.DATA, Kind.CONFIGURATION, Kind.CHECKPOINT)
-        replica = self._for_append(group, least_bytes=TRIM_FREE_BYTES).replica
+        replica = self.for_append(group, least_bytes=TRIM_FREE_BYTES).replica
         frame = replica.propose_control(kind, control)
         answer: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         deadline_ms = self.clock.now_ms() + min(timeout_ms, MAX_APPEND_TIMEOUT_MS)
@@ -421,7 +421,7 @@ class Host:
     async def trim(self, group: GroupId, before: Offset, timeout_ms: int) -> Offset:
         """Drop the segments that lie wholly before the offset, and that every replica holds, on all replicas;
         where the log then starts. Raises ShoalError as propose_control, and beyond-end."""
-        entry = self._for_append(group, least_bytes=TRIM_FREE_BYTES)
+        entry = self.for_append(group, least_bytes=TRIM_FREE_BYTES)
         if (control := entry.trimmer.control_for(before)) is not None:
             await self.propose_control(group, Kind.TRIM, control, timeout_ms)
         return entry.replica.log.start_offset
@@ -432,7 +432,7 @@ class Host:
 
     def keeper(self, group: GroupId, *, least_bytes: int = 0) -> GroupKeeper:
         """Of an open replica's groups. Raises ShoalError as `replica`, and disk-full where less is free."""
-        entry = self._for_append(group, least_bytes=least_bytes)
+        entry = self.for_append(group, least_bytes=least_bytes)
         if entry.keeper is None:
             raise ShoalError("bad-request", f"{group} has no consumer groups")
         return entry.keeper

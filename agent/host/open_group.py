@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from shoal.agent.delivery.keeper import GroupKeeper
+from shoal.agent.delivery.table_keeper import TableKeeper
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.groups.fold import GroupFold
 from shoal.agent.host.config import HostConfig
@@ -73,6 +74,7 @@ class OpenGroup:
     trimmer: Trimmer
     role_counts: RoleCounts
     view: ReplicaView | None = None
+    table: TableKeeper | None = None
 
     @classmethod
     def of(
@@ -89,16 +91,13 @@ class OpenGroup:
         trimmer = Trimmer(replica, clocks, measures)
         if keeper is not None:
             trimmer.done_before = keeper.done_before
-        return cls(
-            replica,
-            Appender(replica, measures),
-            keeper,
-            Reader(replica, measures),
-            None if machine is None else Applier(replica, machine),
-            trimmer,
-            RoleCounts(replica, measures),
-            view,
-        )
+        appender, reader = Appender(replica, measures), Reader(replica, measures)
+        applier = None if machine is None else Applier(replica, machine)
+        table = None
+        if view is not None and view.table is not None and applier is not None:
+            table = TableKeeper(replica, view.table, appender, reader, applier)
+        role_counts = RoleCounts(replica, measures)
+        return cls(replica, appender, keeper, reader, applier, trimmer, role_counts, view, table)
 
     @property
     def observers(self) -> tuple[ReplicaObserver, ...]:
@@ -110,8 +109,16 @@ class OpenGroup:
             self.reader,
             self.trimmer,
             self.role_counts,
+            self.table,
         )
         return tuple(item for item in observers if item is not None)
+
+    @property
+    def rows(self) -> TableKeeper:
+        """Of a table. Raises ShoalError wrong-kind."""
+        if self.table is None:
+            raise ShoalError("wrong-kind", f"{self.replica.group} is no table's")
+        return self.table
 
     def check(self) -> None:
         """From time to time: what may be trimmed, and what groups have lost by that."""

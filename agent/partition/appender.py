@@ -11,16 +11,20 @@ from collections import deque
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from shoal.agent.metrics.measures import Measures
 from shoal.agent.partition.batcher import GatherQueue, Queued, merge
 from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.pending import Waiter
+from shoal.agent.partition.plan import ViewKind
 from shoal.agent.partition.replica import Replica
 from shoal.agent.partition.state.idempotence import KeptSequence
 from shoal.agent.submission import Acks, Answer, Appended, Submission
+from shoal.agent.table import MAX_TABLE_KEY_BYTES
 from shoal.errors import ShoalError
 from shoal.format.batch import (
+    KEY_COLUMN,
     BatchError,
     Flag,
     Frame,
@@ -63,6 +67,8 @@ class Appender(ReplicaObserver):
         """
         replica, records, producer = self._replica, submission.records, submission.producer
         replica.require_leader()
+        if replica.plan.view is ViewKind.TABLE:
+            self.check_keys(records)
         if not isinstance(records, RecordColumns):
             self._propose_messages(records, submission, deadline_ms, answer)
         elif producer is not None and producer.in_lanes:  # tables of gathered batches have no place for that
@@ -73,6 +79,37 @@ class Appender(ReplicaObserver):
             self._gathering.add(Queued(records, size_bytes, submission, deadline_ms, answer))
             replica.agenda.gathered_ms = self._gathering.deadline_ms
             replica.host.schedule(replica)
+
+    def check_keys(self, records: RecordColumns | Sequence[Message]) -> None:
+        """Every record of a table has a key. Raises ShoalError."""
+        if isinstance(records, RecordColumns):
+            lacking = None in records.keys
+            longest = max((len(key) for key in records.keys if key is not None), default=0)
+        else:
+            keys = [_batch_of(message, self._replica.plan.schema).column(KEY_COLUMN) for message in records]
+            lacking = any(column.null_count for column in keys)
+            longest = max(pc.max(pc.binary_length(column)).as_py() or 0 for column in keys)
+        if lacking:
+            raise ShoalError("bad-request", "every record of a table has a key, and one has none here")
+        if longest > MAX_TABLE_KEY_BYTES:
+            raise ShoalError("too-large", f"a key of {longest} bytes, more than {MAX_TABLE_KEY_BYTES}")
+
+    def append_now(self, submission: Submission, deadline_ms: int, answer: Answer) -> None:
+        """Propose records in columns as an entry of their own in this very turn; the rest as `begin`."""
+        assert isinstance(submission.records, RecordColumns)
+        message = self._message(submission.records)
+        self._propose_messages([message], submission, deadline_ms, answer)
+
+    def answer_repeated(self, submission: Submission, deadline_ms: int, answer: Answer) -> bool:
+        """Whether the producer's records are there already; `answer` is told of them then. Raises ShoalError
+        for a sequence that does not follow."""
+        if submission.producer is None:
+            return False
+        rows = len(submission.records)
+        kept = self._check(submission.producer, rows, consecutive=submission.consecutive)
+        if kept is not None:
+            self._answer_duplicate(kept, deadline_ms, answer)
+        return kept is not None
 
     def _propose_messages(
         self, messages: Sequence[Message], submission: Submission, deadline_ms: int, answer: Answer
@@ -272,11 +309,7 @@ def _join(messages: Sequence[Message], schema: pa.Schema) -> Message:
     """One message with the rows of all: columns are concatenated, never rows."""
     if len(messages) == 1:
         return messages[0]
-    batches = []
-    for message in messages:
-        head = (b"\xff\xff\xff\xff", len(message.metadata).to_bytes(4, "little"))
-        framed = b"".join((*head, message.metadata, message.body))  # as Arrow encapsulates a message
-        batches.append(to_record_batch(framed, schema))
+    batches = [_batch_of(message, schema) for message in messages]
     table = pa.Table.from_batches(batches, schema).combine_chunks()
     try:
         return message_from_batch(table.to_batches()[0])
@@ -284,3 +317,9 @@ def _join(messages: Sequence[Message], schema: pa.Schema) -> Message:
         raise ShoalError(
             "too-large", f"one sequence is one batch, and this one is too large: {error}"
         ) from error
+
+
+def _batch_of(message: Message, schema: pa.Schema) -> pa.RecordBatch:
+    head = (b"\xff\xff\xff\xff", len(message.metadata).to_bytes(4, "little"))
+    framed = b"".join((*head, message.metadata, message.body))  # as Arrow encapsulates a message
+    return to_record_batch(framed, schema)

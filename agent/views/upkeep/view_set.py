@@ -26,6 +26,9 @@ from shoal.agent.views.manifest_file import save_manifest
 from shoal.agent.views.memory_rows import TimerMemory
 from shoal.agent.views.row_order import TimerOrder
 from shoal.agent.views.run_maker import RunMaker
+from shoal.agent.views.table_memory import TableMemory
+from shoal.agent.views.table_order import TableOrder
+from shoal.agent.views.table_view import TableView
 from shoal.agent.views.timer_view import TimerView
 from shoal.agent.views.upkeep.shipment import ShipmentFailed, ViewBorrower, ViewLender
 from shoal.agent.views.view import SortedView, ViewFiles
@@ -48,11 +51,13 @@ _T = TypeVar("_T")
 
 @dataclass(eq=False, slots=True)
 class ReplicaView:
-    """The view of one replica. `timers`: looks into a timer's. `maker`, `replica`: once the log is open."""
+    """The view of one replica. `timers`: looks into a timer's; `table`: into a table's. `maker`, `replica`:
+    once the log is open."""
 
     kind: ViewKind
     view: SortedView
-    timers: TimerView | None
+    timers: TimerView | None = None
+    table: TableView | None = None
     replica: Replica | None = None
     maker: RunMaker | None = None
     sealed_ms: int = 0
@@ -112,10 +117,14 @@ class ViewSet:
             stores.shared.open_files,
             stores.identity(group).seed,
         )
-        assert plan.view is ViewKind.TIMER
-        order, memory = TimerOrder(plan.schema), TimerMemory()
-        view = SortedView(files, order, memory)
-        made = ReplicaView(plan.view, view, TimerView(view, memory, order))
+        if plan.view is ViewKind.TABLE:
+            by_key, rows = TableOrder(plan.schema), TableMemory()
+            view = SortedView(files, by_key, rows)
+            made = ReplicaView(plan.view, view, table=TableView(view, rows, by_key))
+        else:
+            order, memory = TimerOrder(plan.schema), TimerMemory()
+            view = SortedView(files, order, memory)
+            made = ReplicaView(plan.view, view, timers=TimerView(view, memory, order))
         return replace(plan, machine=view.machine), made
 
     async def begin(self, made: ReplicaView, replica: Replica) -> None:
