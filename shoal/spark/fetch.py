@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -39,7 +39,7 @@ from shoal.spark.http import (
 )
 from shoal.spark.options import COLUMNS, HEADERS, SourceError, data_loss
 from shoal.spark.plan import OffsetRange
-from shoal.spark.topics import fetch_routes, replica_urls
+from shoal.spark.topics import find_leader
 
 LARGE_BATCH_BYTES: Final = 512 * 1024
 """Stored batches of this size go to Spark as they are; smaller ones are joined."""
@@ -105,7 +105,8 @@ class RangeReader:
         near = next((url for url in urls if is_local(urlsplit(url).hostname or "")), None)
         self._near = near if near != leader else None
         self._agents = tuple(dict.fromkeys((*urls, *scan.agents)))
-        self._search = LeaderSearch(self._agents, leader, self._find_leader)
+        find = partial(find_leader, scan.range.topic, scan.range.partition, self._agents)
+        self._search = LeaderSearch(self._agents, leader, find)
         self._place = f"partition {scan.range.partition} of topic {scan.range.topic!r}"
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -171,10 +172,6 @@ class RangeReader:
         if answer.status != 200:
             raise self._refusal(base, answer, offset)
         return _read_answer(base, answer, offset)
-
-    def _find_leader(self) -> str | None:
-        route = fetch_routes(POOL, self._scan.range.topic, self._agents).get(self._scan.range.partition)
-        return next(iter(replica_urls(route)), None) if route is not None else None
 
     def _refusal(self, base: str, answer: Answer, offset: int) -> Exception:
         if answer.status in MOVING_STATUSES:

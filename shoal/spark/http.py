@@ -292,7 +292,8 @@ class LeaderSearch:
     def __init__(self, agents: Sequence[str], leader: str | None, find: Callable[[], str | None]) -> None:
         """`find` asks agents for the leader's address; it raises MovedError or SourceError."""
         self._agents = agents
-        self._leader = leader
+        self.leader = leader
+        """As known last."""
         self._find = find
         self._named = False
 
@@ -302,17 +303,17 @@ class LeaderSearch:
             self._named = False
         elif attempt % 2 == 1:
             try:
-                self._leader = self._find() or self._leader
+                self.leader = self._find() or self.leader
             except SourceError as error:  # while agents change places none may answer: another attempt may
                 raise MovedError(str(error)) from error
         elif attempt:
             return self._agents[(attempt // 2) % len(self._agents)], False
-        return (self._agents[0], False) if self._leader is None else (self._leader, True)
+        return (self._agents[0], False) if self.leader is None else (self.leader, True)
 
     def refused(self, base: str, answer: Answer) -> MovedError:
         """The error for a refusal with one of MOVING_STATUSES."""
         leader_url = document_of(answer.body).get("leader_url")
         if answer.status == 421 and isinstance(leader_url, str):
             with suppress(SourceError):  # not an address: agents are asked next
-                self._leader, self._named = normal_url(leader_url), True
+                self.leader, self._named = normal_url(leader_url), True
         return MovedError(said(base, answer), at_once=self._named)

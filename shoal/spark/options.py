@@ -32,6 +32,8 @@ LATEST_NUMBER: Final = -1
 
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 HEADERS: Final = "headers"
+TABLE_COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", HEADERS)
+"""Of a table's rows."""
 
 _SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 _COMMON: Final = ("agent", "failOnDataLoss", *_SELECTIONS)
@@ -52,6 +54,7 @@ _READ: Final = (
     "maxOffsetsPerTrigger",
     "idleWaitMs",
 )
+_TABLE: Final = ("agent", "table", "prefix")
 _WRITE: Final = ("agent", "topic", "txnId")
 _SPARKS: Final = (
     "checkpointLocation",
@@ -69,6 +72,7 @@ _ADVICE: Final = {
     "kafka.group.id": "there is no group: Spark's checkpoint holds the offsets",
     "groupidprefix": "there is no group: Spark's checkpoint holds the offsets",
     "startingtimestampstrategy": "it is called startingOffsetsByTimestampStrategy",
+    "table": 'rows are written as records with keys: .option("topic", "TABLE")',
     "path": 'topics are chosen by .option("subscribe", "TOPIC"), and written to by .option("topic", "TOPIC")',
 }
 
@@ -164,6 +168,15 @@ class SourceOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class TableOptions:
+    """The options of a query for the rows of a table, those whose keys begin so."""
+
+    agents: tuple[str, ...]
+    table: str
+    prefix: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class SinkOptions:
     """The options of a write. `topic` None: the column of that name decides for each record."""
 
@@ -194,6 +207,28 @@ def parse_source_options(
         idle_wait_ms=_count(given, "idleWaitMs", IDLE_WAIT_MS, IDLE_WAIT_MS_MAX, low=0),
         fail_on_data_loss=_boolean(given, "failOnDataLoss", default=True),
     )
+
+
+def names_table(options: Mapping[str, str]) -> bool:
+    """Whether a query is for the rows of a table."""
+    return any(name.lower() == "table" for name in options)
+
+
+def parse_table_options(
+    options: Mapping[str, str], environment: Mapping[str, str], mode: Mode
+) -> TableOptions:
+    """Read the options of a query for the rows of a table. Raises SourceError, also for streams."""
+    if mode is Mode.STREAM:
+        raise SourceError(
+            'a table is read by spark.read; its changes are the stream of .option("subscribe", "TABLE")'
+        )
+    for name in options:
+        if name.lower() in map(str.lower, _READ) and name.lower() not in map(str.lower, _TABLE):
+            raise SourceError(f"options table and {name} exclude each other: a table's rows have no {name}")
+    given = _known(options, _TABLE, mode)
+    table = given["table"].strip()
+    _require_topic_name("table", table)
+    return TableOptions(_agents(given, environment), table, given.get("prefix", "").encode())
 
 
 def parse_sink_options(options: Mapping[str, str], environment: Mapping[str, str]) -> SinkOptions:

@@ -41,6 +41,7 @@ WORKER_FILES: Final = (
     "spark/setup.py",
     "spark/source.py",
     "spark/stream.py",
+    "spark/table.py",
     "spark/topics.py",
     "spark/write.py",
 )

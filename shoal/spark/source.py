@@ -31,18 +31,24 @@ from pyspark.sql import SparkSession, datasource, types
 
 from shoal.spark.fetch import RangeReader, Scan
 from shoal.spark.options import (
+    TABLE_COLUMNS,
     Mode,
+    Selection,
     SinkOptions,
     SourceError,
     SourceOptions,
+    TableOptions,
     check_written,
+    names_table,
     parse_sink_options,
     parse_source_options,
+    parse_table_options,
 )
 from shoal.spark.plan import Narrowing, OffsetRange, plan
 from shoal.spark.send import ChunkSender, Sink
 from shoal.spark.setup import check_session, settled_settings
 from shoal.spark.stream import StreamPlanner
+from shoal.spark.table import TablePartitionReader, TableTask
 from shoal.spark.topics import Directory
 from shoal.spark.write import TaskCounts, TaskWriter
 
@@ -69,7 +75,8 @@ class ShoalPartition(datasource.InputPartition):
 
 
 class ShoalDataSource(datasource.DataSource):
-    """Options and columns are those of Spark's Kafka source; `agent` replaces the bootstrap servers.
+    """Options and columns are those of Spark's Kafka source; `agent` replaces the bootstrap servers, and
+    `table` asks for the rows of a table.
 
     See docs/spark.md for all options. Methods take `schema` by keyword: Spark calls them so.
     """
@@ -84,19 +91,26 @@ class ShoalDataSource(datasource.DataSource):
 
     def schema(self) -> types.StructType:
         """The columns. Made without the JVM, which planning workers do not have."""
-        return types.StructType(
-            [types.StructField(name, _TYPES[name]) for name in self._parsed(Mode.ANY).columns]
-        )
+        if names_table(self.options):
+            parse_table_options(self.options, os.environ, Mode.ANY)
+            columns: tuple[str, ...] = TABLE_COLUMNS
+        else:
+            columns = self._parsed(Mode.ANY).columns
+        return types.StructType([types.StructField(name, _TYPES[name]) for name in columns])
 
-    def reader(self, schema: types.StructType) -> ShoalReader:
+    def reader(self, schema: types.StructType) -> datasource.DataSourceReader:
         """A batch reader. Raises SourceError when the caller's own schema is not the source's."""
         self._require_own(schema)
+        if names_table(self.options):
+            return ShoalTableReader(parse_table_options(self.options, os.environ, Mode.BATCH))
         options = self._parsed(Mode.BATCH)
         return ShoalPushdownReader(options) if options.pushdown else ShoalReader(options)
 
     def streamReader(self, schema: types.StructType) -> ShoalStreamReader:
-        """A stream's reader, likewise."""
+        """A stream's reader, likewise. A table's rows are no stream."""
         self._require_own(schema)
+        if names_table(self.options):
+            parse_table_options(self.options, os.environ, Mode.STREAM)
         return ShoalStreamReader(self._parsed(Mode.STREAM))
 
     def writer(self, schema: types.StructType, overwrite: bool) -> ShoalWriter:
@@ -167,6 +181,40 @@ class ShoalReader(datasource.DataSourceReader):
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         """One task's records."""
         return _read(partition)
+
+
+@dataclass(frozen=True)
+class ShoalTablePartition(datasource.InputPartition):
+    """One task: a partition of a table."""
+
+    task: TableTask
+
+
+class ShoalTableReader(datasource.DataSourceReader):
+    """The rows of a table: each partition as one task, at one cut. Another action reads it anew."""
+
+    def __init__(self, options: TableOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[datasource.InputPartition]:
+        """A task for each partition that has, or had, records."""
+        options = self._options
+        directory = Directory(options.agents)
+        states = directory.states(Selection(topics=(options.table,)))[options.table]
+        return [
+            ShoalTablePartition(
+                TableTask(options.table, partition, state.urls, directory.agents, options.prefix)
+            )
+            for partition, state in sorted(states.items())
+            if state.high_watermark
+        ]
+
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
+        """One task's rows."""
+        if TaskContext.get() is not None:
+            settle_worker()
+        if isinstance(partition, ShoalTablePartition):
+            yield from TablePartitionReader(partition.task).batches()
 
 
 class ShoalPushdownReader(ShoalReader):

@@ -253,3 +253,10 @@ def replica_urls(route: PartitionRoute) -> tuple[str, ...]:
     """The addresses of a partition's replicas, the leader's first. Raises SourceError."""
     urls = (route.leader_url, *route.replica_urls)
     return tuple(dict.fromkeys(normal_url(url) for url in urls if url))
+
+
+def find_leader(topic: str, partition: int, agents: Sequence[str]) -> str | None:
+    """The address of a partition's leader, or of another replica while it has none. Raises MovedError and
+    SourceError."""
+    route = fetch_routes(POOL, topic, agents).get(partition)
+    return next(iter(replica_urls(route)), None) if route is not None else None

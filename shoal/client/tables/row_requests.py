@@ -55,7 +55,7 @@ class RowRequests:
         """The row; None when it is not there."""
         partition = await self._partition(key)
         path, params = row_place(self.topic, key)
-        call = Call("GET", path, params, {"Accept": "application/octet-stream"}, bulk=True)
+        call = Call("GET", path, params, bulk=True)
         try:
             answer = None
             if self.local:

@@ -20,6 +20,8 @@ from shoal.format.batch import KEY_COLUMN, TIMESTAMP_COLUMN, VALUE_COLUMN, decod
 
 PAGE_ROWS: Final = 10_000
 """Of one page, which is what an agent gives at most."""
+PAGE_BYTES: Final = 4 << 20
+"""Of the rows of one page, about: they become Python objects together."""
 PARTITION_COLUMN: Final = "partition"
 OFFSET_COLUMN: Final = "offset"
 
@@ -50,7 +52,7 @@ class TableScan:
         self._cluster = cluster
         self._topic = topic
         self._path = table_path(topic)
-        self._params = {"limit": str(page_rows)}
+        self._params = {"limit": str(page_rows), "max_bytes": str(PAGE_BYTES)}
         if prefix:
             self._params |= bytes_parameter("prefix", prefix)
         if local:
