@@ -110,8 +110,8 @@ ROOMS = {
     "agent/durable": """agent/config agent/process membership/serf membership/wire replication
         segment_store/disk segment_store/errors""",
     # A front door: of the agent it knows agent/interface.py, and nothing else.
-    "agent/http": """agent/http/admin agent/http/admission agent/http/core agent/http/docs agent/http/fetch
-        agent/http/groups agent/http/http1 agent/http/produce agent/interface""",
+    "agent/http": """agent/http/admin agent/http/admission agent/http/api agent/http/core agent/http/docs
+        agent/http/fetch agent/http/groups agent/http/http1 agent/http/produce agent/interface""",
     "agent/http/docs": "agent/http/api agent/http/core",
     "agent/http/produce": """agent/http/admin agent/http/admission agent/http/api agent/http/core
         agent/http/http1 agent/interface""",

@@ -27,12 +27,14 @@ from shoal.agent.http.core.handed_over import HandedOver
 from shoal.agent.http.core.parameters import NO_QUERY, parse_query
 from shoal.agent.http.core.problems import problem_response
 from shoal.agent.http.docs.openapi import Description
+from shoal.agent.http.fast_receive import FastReceives
 from shoal.agent.http.fetch import merged, offsets, read
-from shoal.agent.http.front import Connection, Shared
+from shoal.agent.http.front import Connection
 from shoal.agent.http.groups import acts, receive, redrive, wait
 from shoal.agent.http.groups import operate as group_operate
 from shoal.agent.http.produce import produce
 from shoal.agent.http.produce.fast_append import FastAppends
+from shoal.agent.http.shared import Shared
 from shoal.agent.interface import Broker
 from shoal.agent.log_lines.schema import about
 from shoal.agent.metrics.measures import ABORTED, NO_OPERATION
@@ -63,6 +65,7 @@ class Dispatcher:
         described = Description(route for part in PARTS for route in part.ROUTES)
         self._table = RouteTable(described.routes, produce.HINTS)
         self.appends = FastAppends(context, self._policy, self._table, produce.ROUTES)
+        self.receives = FastReceives(context, self._policy, self._table)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One request, until its answer is written whole. Raises ConnectionError only, when nothing can be
@@ -147,7 +150,7 @@ class HttpRunner:
 
     def __init__(self, dispatcher: Dispatcher, context: Context) -> None:
         self.context = context
-        self._shared = Shared(dispatcher.appends, web.Server(dispatcher.handle))
+        self._shared = Shared(dispatcher.appends, dispatcher.receives, web.Server(dispatcher.handle))
         self._listeners: list[asyncio.Server] = []
 
     @property

@@ -1,7 +1,8 @@
 """The front of one connection: it owns the transport, takes plain appends itself, and hands on all else.
 
 Law of this file: bytes in, bytes out, in the order of the requests. Where each request ends is http1's
-matter. A plain append takes the fast path (fast_append.py), and its body is received where it will stay.
+matter. A plain append takes the fast path (fast_append.py), and its body is received where it will stay. So
+does a plain receive (fast_receive.py).
 Any other request goes to aiohttp (core/handed_over.py), its own bytes and no more, and the next one is
 looked at when its answer has left. A connection whose bytes http1 does not read is aiohttp's for good.
 """
@@ -14,18 +15,18 @@ import socket
 import time
 from typing import Final
 
-from aiohttp import web
-
 from shoal.agent.http.admission.body_rate import too_slow
 from shoal.agent.http.admission.limits import KIB
 from shoal.agent.http.admission.places import Place, wanted_place
 from shoal.agent.http.core.handed_over import Front, HandedOver
 from shoal.agent.http.core.leader import MOVING_CODES
 from shoal.agent.http.core.problems import problem_bytes
+from shoal.agent.http.fast_receive import Ended, FastReceive
 from shoal.agent.http.http1.connection import ConnectionState, HttpConnection
 from shoal.agent.http.http1.head import RequestHead
 from shoal.agent.http.produce.fast_answer import append_answer
-from shoal.agent.http.produce.fast_append import FastAppends, FastRequest
+from shoal.agent.http.produce.fast_append import FastRequest
+from shoal.agent.http.shared import Shared
 from shoal.agent.interface import Appended
 from shoal.agent.log_lines.schema import about
 from shoal.agent.metrics.measures import ABORTED, NO_OPERATION
@@ -33,42 +34,8 @@ from shoal.errors import ShoalError
 
 logger = logging.getLogger("shoal.http")
 
-# What is read at once; one for all connections, since everything in it is taken out before the next read.
-SCRATCH_BYTES: Final = 256 * KIB
 # Requests that came behind one that is not answered yet: enough to keep a pipelining client going.
 HELD_BYTES_MAX: Final = 64 * KIB
-# The shortest wait of a connection takes so many looks at the clock; none ends before its time.
-LOOKS: Final = 4
-
-
-class Shared:
-    """What the connections of one server have in common, and the clock that ends those that wait in vain."""
-
-    __slots__ = ("_look_ms", "_timer", "appends", "fronts", "handlers", "limits", "loop", "now_ms", "scratch")
-
-    def __init__(self, appends: FastAppends, handlers: web.Server) -> None:
-        self.appends = appends
-        self.limits = limits = appends.context.limits
-        self.handlers = handlers
-        self.loop = asyncio.get_running_loop()
-        self.scratch = bytearray(SCRATCH_BYTES)
-        self.fronts: set[Connection] = set()
-        self.now_ms = 0.0
-        self._look_ms = min(limits.idle_ms, limits.body_stall_ms, limits.unread_ms) / LOOKS
-        self._timer: asyncio.TimerHandle | None = None
-
-    def add(self, front: Connection) -> None:
-        """A connection has come."""
-        self.fronts.add(front)
-        if self._timer is None:
-            self._look()
-
-    def _look(self) -> None:
-        """One timer, however many connections and requests."""
-        self.now_ms = self.loop.time() * 1000
-        for front in list(self.fronts):
-            front.check_wait(self.now_ms - self._look_ms)
-        self._timer = self.loop.call_later(self._look_ms / 1000, self._look) if self.fronts else None
 
 
 class PendingAppend:
@@ -123,14 +90,15 @@ class Connection(Front):
 
     __slots__ = (
         "_append", "_appends", "_guess", "_handler", "_held_back", "_http", "_last", "_no_append", "_paused",
-        "_receiving", "_rest", "_shared", "_since_ms", "_unread", "_window_bytes", "transport",
+        "_receive", "_receiving", "_rest", "_resumed", "_shared", "_since_ms", "_unread", "_window_bytes",
+        "transport",
     )  # fmt: skip
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._appends = shared.appends
         self.measures = shared.appends.context.measures
-        self._http: HttpConnection[FastRequest | RequestHead] = HttpConnection(shared.appends.request)
+        self._http: HttpConnection[FastRequest | FastReceive | RequestHead] = HttpConnection(shared.request)
         self.transport: asyncio.Transport | None = None
         self._handler: HandedOver | None = None  # aiohttp's, once a request went there
         self.under_way = False
@@ -143,6 +111,8 @@ class Connection(Front):
         self._rest: memoryview | None = None  # where that goes on
         self._append: PendingAppend | None = None  # is being answered
         self._no_append: asyncio.Future[None] | None = None
+        self._receive: asyncio.Task[None] | None = None  # is being answered
+        self._resumed: asyncio.Future[None] | None = None  # its answer goes on when the client reads on
         self._last: tuple[bytes, FastRequest] | None = None  # what the next request is probably like
         self._guess: memoryview | None = None  # where that is received, between two calls of the transport
 
@@ -220,11 +190,12 @@ class Connection(Front):
             self.transport.close()
 
     def stop_taking(self) -> asyncio.Future[None] | None:
-        """Take nothing more: the agent stops. The future ends with the append under way, if there is one."""
+        """Take nothing more: the agent stops. The future ends with the request under way here, if there is
+        one."""
         self._http.close()
         self._give_up_body()
         if self._append is None:
-            return None
+            return self._receive
         self._no_append = self._shared.loop.create_future()
         return self._no_append
 
@@ -235,6 +206,9 @@ class Connection(Front):
         self.transport = None
         self._shared.fronts.discard(self)
         self._appends.context.places.leave(self)
+        if self._receive is not None:
+            self._appends.context.waits.gone(self)
+        self._let_write_on()
         if self._handler is not None:
             self._appends.context.waits.gone(self._handler)
             self._handler.connection_lost(exc)
@@ -290,8 +264,11 @@ class Connection(Front):
             http.held += data
         elif (received := http.receive(data)) is not None:
             head, request, body = received
-            if isinstance(request, FastRequest) and self._receive(head, request, body):
+            if isinstance(request, FastRequest) and self._receive_append(head, request, body):
                 pass
+            elif isinstance(request, FastReceive) and len(body) == request.body_bytes:
+                assert self._receive is None
+                self._receive = self._shared.loop.create_task(self._serve(head, request, bytes(body)))
             elif self._handler is None:
                 self._hand_over(head + bytes(body))
             else:
@@ -337,6 +314,7 @@ class Connection(Front):
     def resume_writing(self) -> None:
         """The client reads again."""
         self._paused = False
+        self._let_write_on()
         if self._handler is not None:
             self._handler.resume_writing()
         if self._http.held:
@@ -352,7 +330,7 @@ class Connection(Front):
 
     # Bodies of appends
 
-    def _receive(self, head: bytes, request: FastRequest, body: memoryview) -> bool:
+    def _receive_append(self, head: bytes, request: FastRequest, body: memoryview) -> bool:
         """Begin with a body; False when the agent has no room for it."""
         here, lead = len(body), request.lead_bytes
         if not self._admit(request, here):
@@ -417,6 +395,36 @@ class Connection(Front):
         if append is not None and rest is not None:
             whole = append.request.body_bytes
             self._appends.context.gate.give_up(whole, whole - len(rest))
+
+    # Receives
+
+    @property
+    def protocol(self) -> object:
+        """As those know it who end what waits for a connection."""
+        return self
+
+    async def _serve(self, head: bytes, request: FastReceive, body: bytes) -> None:
+        ended = await self._shared.receives.serve(request, body, self)
+        self._receive = None
+        if ended is Ended.MOVED:
+            self._hand_over(head + body)
+        elif ended is Ended.ANSWERED:
+            self.answer_ended()
+        else:
+            self.close()
+
+    async def drained(self) -> None:
+        """See ReceiveFront."""
+        if self._paused and self.transport is not None:
+            self._resumed = self._shared.loop.create_future()
+            await self._resumed
+        if self.transport is None:
+            raise ConnectionResetError("the client has gone")
+
+    def _let_write_on(self) -> None:
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None and not resumed.done():
+            resumed.set_result(None)
 
     # Appends
 

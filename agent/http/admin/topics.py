@@ -154,6 +154,11 @@ async def optional_object(call: Call, limit_bytes: int | None = None) -> Json | 
     media = media_type(call.headers.get("Content-Type"))
     if media not in (JSON_TYPE, "", "application/x-www-form-urlencoded"):  # the last: curl -d without --json
         raise ShoalError("unsupported-media-type", f"the body has to be {JSON_TYPE}; with curl say --json")
+    return json_object(body)
+
+
+def json_object(body: bytes) -> Json:
+    """A body that has to be one. ShoalError bad-request."""
     try:
         document = json.loads(body, parse_float=_number)
     except (ValueError, RecursionError) as error:

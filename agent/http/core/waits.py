@@ -6,14 +6,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Any, TypeVar
-
-from aiohttp import web
+from typing import Any, Protocol, TypeVar
 
 from shoal.agent.http.admission.limits import Gate
 from shoal.errors import ShoalError
 
 T = TypeVar("T")
+
+
+class WaitingClient(Protocol):
+    """A client whose answer takes its time. `protocol`: its connection; `transport`: None once it left."""
+
+    @property
+    def protocol(self) -> object: ...
+    @property
+    def transport(self) -> asyncio.BaseTransport | None: ...
 
 
 class Waits:
@@ -26,15 +33,15 @@ class Waits:
         self._tasks: dict[object, asyncio.Task[Any]] = {}  # by connection, which has one request at a time
         self.stopped = False
 
-    async def run(self, request: web.BaseRequest, awaitable: Awaitable[T]) -> T:
+    async def run(self, client: WaitingClient, awaitable: Awaitable[T]) -> T:
         """Its result. ShoalError overloaded when too many wait, stopping when the server stops meanwhile;
         ConnectionResetError when the client goes.
         """
         task = asyncio.current_task()
         assert task is not None, "requests are handled in tasks"
-        connection = request.protocol
+        connection = client.protocol
         try:
-            if request.transport is None:
+            if client.transport is None:
                 raise ConnectionResetError("the client has gone")
             self._gate.enter_wait()
         except (ShoalError, ConnectionResetError):

@@ -7,8 +7,8 @@ the same request brings the same messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 from aiohttp import web
@@ -16,7 +16,7 @@ from aiohttp import web
 from shoal.agent.http.admission.answer_room import AnswerReservation
 from shoal.agent.http.api.media import ARROW_TYPE, JSON_TYPE
 from shoal.agent.http.core.context import Call
-from shoal.agent.http.core.problems import json_bytes, json_response
+from shoal.agent.http.core.problems import json_bytes
 from shoal.agent.http.core.respond import send_made, send_parts
 from shoal.agent.http.fetch.anywhere import WantedRows, read_here
 from shoal.agent.http.groups.outcomes import Outcomes
@@ -42,6 +42,20 @@ class Answered(NamedTuple):
     acked: Outcomes
     is_arrow: bool
     max_bytes: int
+
+
+class Made(NamedTuple):
+    """An answer that has yet to be sent. `body`: parts that are there, or pieces that are made one after the
+    other, of `held_bytes` in memory."""
+
+    media_type: str
+    headers: dict[str, str]
+    body: list[bytes | memoryview] | Iterator[bytes]
+    held_bytes: int = 0
+
+
+T = TypeVar("T")
+Send = Callable[[Made], Awaitable[T]]
 
 
 class DeliveredStretch(NamedTuple):
@@ -74,29 +88,35 @@ def stretches(delivered: Sequence[DeliveredRange]) -> list[DeliveredStretch]:
     return found
 
 
-def nothing(reason: str, acked: Outcomes, target: Target, *, is_arrow: bool) -> web.Response:
+def nothing(reason: str, acked: Outcomes, target: Target, *, is_arrow: bool) -> Made:
     """The answer without messages, and why there are none."""
     headers = _common_headers(target, acked)
     if is_arrow:
         body = schema_message(target.topic.schema) + END_OF_STREAM
         headers["Shoal-Reason"] = reason
-        return web.Response(body=body, content_type=ARROW_TYPE, headers=headers)
+        return Made(ARROW_TYPE, headers, [body])
     document: Json = {
         "partition": None, "delivery": None, "receipt": None, "delivered_at": None, "messages": [],
         "reason": reason, "acked": acked.document(),
     }  # fmt: skip
-    response = json_response(document)
-    response.headers.update(headers)
-    return response
+    return Made(JSON_TYPE, headers, [json_bytes(document) + b"\n"])
 
 
-async def render(call: Call, answered: Answered) -> web.StreamResponse:
-    """The answer with the messages. ShoalError, never definite."""
+async def send(call: Call, made: Made) -> web.StreamResponse:
+    """The ordinary way to send it."""
+    if isinstance(made.body, list):
+        return await send_parts(call, made.body, made.media_type, made.headers)
+    return await send_made(call, made.body, made.media_type, made.headers, made.held_bytes)
+
+
+async def render(call: Call, answered: Answered, send: Send[T]) -> T:
+    """Make the answer with the messages, and send it. ShoalError, never definite."""
     holding = call.holding()
     try:
-        if answered.is_arrow:
-            return await _render_arrow(call, answered, holding)
-        return await _render_json(call, answered, holding)
+        make = _make_arrow if answered.is_arrow else _make_json
+        made = await make(call, answered, holding)
+        with call.context.gate.place():
+            return await send(made)
     except ShoalError as error:
         code = LOST_HERE.get(error.code, error.code)
         raise ShoalError(code, error.detail, definite=False, **error.extra) from None
@@ -107,7 +127,7 @@ async def render(call: Call, answered: Answered) -> web.StreamResponse:
 # ---- JSON ----------------------------------------------------------------------------------------
 
 
-async def _render_json(call: Call, answered: Answered, holding: AnswerReservation) -> web.StreamResponse:
+async def _make_json(call: Call, answered: Answered, holding: AnswerReservation) -> Made:
     target, partition, granted, acked = answered[:4]
     head = _head(answered)
     opening = b'{"partition":%d,"delivery":%d,"receipt":"%b","delivered_at":"%b","messages":[' % (
@@ -132,10 +152,8 @@ async def _render_json(call: Call, answered: Answered, holding: AnswerReservatio
         )
     else:
         texts = [(text[:-1] + _ending(attempt, receipt_of(head, offset)),) for offset, attempt, text in few]
-    headers = _common_headers(target, acked)
-    with call.context.gate.place():
-        parts = writer.pieces(_listed(opening, texts, tail))
-        return await send_made(call, parts, JSON_TYPE, headers, holding.size_bytes)
+    pieces = writer.pieces(_listed(opening, texts, tail))
+    return Made(JSON_TYPE, _common_headers(target, acked), pieces, holding.size_bytes)
 
 
 def _ending(attempt: int, receipt: str) -> bytes:
@@ -280,14 +298,14 @@ def _without_gaps(piece: Range, rows: pa.RecordBatch) -> Iterator[tuple[Range, p
 # ---- Arrow ---------------------------------------------------------------------------------------
 
 
-async def _render_arrow(call: Call, answered: Answered, holding: AnswerReservation) -> web.StreamResponse:
+async def _make_arrow(call: Call, answered: Answered, holding: AnswerReservation) -> Made:
     target, granted = answered.target, answered.granted
     frames: list[bytes | memoryview] = []
     if target.topic.has_due_times:
         found = await _due_rows(call, answered, holding)
         if found:
             frames.append(memoryview(pa.concat_batches([rows for _, rows in found]).serialize()))
-        return await _send_arrow(call, answered, frames, [one for one, _ in found])
+        return _made_arrow(answered, frames, [one for one, _ in found])
     schema = target.topic.schema
     kept: list[DeliveredRange] = []
     for stretch in stretches(granted.delivered):
@@ -305,12 +323,12 @@ async def _render_arrow(call: Call, answered: Answered, holding: AnswerReservati
             frames += made
             offset = _onward(offset, fetch.next_offset)
         kept += stretch.parts
-    return await _send_arrow(call, answered, frames, kept)
+    return _made_arrow(answered, frames, kept)
 
 
-async def _send_arrow(
-    call: Call, answered: Answered, frames: Sequence[bytes | memoryview], kept: Sequence[DeliveredRange]
-) -> web.StreamResponse:
+def _made_arrow(
+    answered: Answered, frames: Sequence[bytes | memoryview], kept: Sequence[DeliveredRange]
+) -> Made:
     target, granted = answered.target, answered.granted
     # At most 55 characters a range: a header holds as many as an answer may have.
     ranges = (
@@ -324,9 +342,7 @@ async def _send_arrow(
         "Shoal-Delivered-At": format_time(granted.time_us),
         "Shoal-Ranges": ",".join(ranges),
     }
-    with call.context.gate.place():
-        parts = [schema_message(target.topic.schema), *frames, END_OF_STREAM]
-        return await send_parts(call, parts, ARROW_TYPE, headers)
+    return Made(ARROW_TYPE, headers, [schema_message(target.topic.schema), *frames, END_OF_STREAM])
 
 
 def _cut(

@@ -7,7 +7,10 @@ topic with several, topic_receive.py says which partition is asked when.
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -18,9 +21,10 @@ from shoal.agent.http.core.context import Call, Deadline
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.forward import forward_target
 from shoal.agent.http.core.leader import at_leader, partition_of
+from shoal.agent.http.core.waits import WaitingClient, Waits
 from shoal.agent.http.fetch.render import choose_media
 from shoal.agent.http.groups.acts import tell
-from shoal.agent.http.groups.answer import Answered, nothing, render
+from shoal.agent.http.groups.answer import Answered, Send, nothing, render, send
 from shoal.agent.http.groups.bodies import ActBody, ReceiveBody, name_hash, receive_body
 from shoal.agent.http.groups.outcomes import Outcomes, Parcel, Sorting, outcomes_in
 from shoal.agent.http.groups.target import Target, find, is_second_hop
@@ -29,6 +33,7 @@ from shoal.agent.interface import ActKind, Granted, GroupMode, Leader, Wanted
 from shoal.errors import ShoalError
 
 FORMS = (JSON_TYPE, ARROW_TYPE)
+T = TypeVar("T")
 
 
 async def receive(by_partition: bool, call: Call) -> web.StreamResponse:
@@ -38,10 +43,15 @@ async def receive(by_partition: bool, call: Call) -> web.StreamResponse:
     body = receive_body(document, is_arrow=is_arrow)
     target = await find(call, by_partition=by_partition, makes=Deadline(call.timeout_ms()))
     request = ReceiveRequest(call, target, body, is_arrow=is_arrow)
+    return await while_the_client_waits(call.context.waits, call.request, request.answer())
+
+
+async def while_the_client_waits(waits: Waits, client: WaitingClient, answer: Awaitable[T]) -> T:
+    """The answer. ShoalError where the agent stops meanwhile; ConnectionResetError where the client goes."""
     try:
-        return await call.context.waits.run(call.request, request.answer())
+        return await waits.run(client, answer)
     except ShoalError as error:
-        if error.code != "stopping" or not call.context.waits.stopped:
+        if error.code != "stopping" or not waits.stopped:
             raise
         detail = f"{error.detail}; messages may have been given: repeat the request"
         raise ShoalError("leadership-lost", detail) from None
@@ -81,23 +91,37 @@ class ReceiveRequest:
 
     async def answer(self) -> web.StreamResponse:
         """Acks to where they belong, then messages."""
+        with self._definite_unless_told():
+            await self._sort_acks()
+            partitions = self.target.partitions
+            if len(partitions) > 1:
+                return await TopicReceive(self).answer()
+            return await self._answer_of(partitions[0])
+
+    async def send_here(self, send: Send[None]) -> None:
+        """The same of a request about one partition: acks and messages at this agent, or not at all. The
+        answer goes through `send`."""
+        (partition,) = self.target.partitions
+        with self._definite_unless_told():
+            await self._sort_acks()
+            granted = await self.receive_here(partition, self.waiting.remaining_ms())
+            await self._sent(partition, granted, send)
+
+    @contextmanager
+    def _definite_unless_told(self) -> Iterator[None]:
         try:
-            return await self._answer()
+            yield
         except ShoalError as error:
             raise ShoalError(
                 error.code, error.detail, definite=error.definite and not self._told, **error.extra
             ) from None
 
-    async def _answer(self) -> web.StreamResponse:
+    async def _sort_acks(self) -> None:
         target, only = self.target, self.target.partition
         sorting = Sorting(target.group, len(target.topic.ranges), only)
         await sorting.sort(ActKind.ACK, self._acks())
         self.acked.add(sorting.failed)
         self._parcels = sorting.parcels
-        partitions = target.partitions
-        if len(partitions) > 1:
-            return await TopicReceive(self).answer()
-        return await self._answer_of(partitions[0])
 
     def _acks(self) -> ActBody:
         return ActBody(self.body.acks, None, "", {}, "")
@@ -147,16 +171,20 @@ class ReceiveRequest:
 
     async def rendered(self, partition: int, granted: Granted) -> web.StreamResponse:
         """The answer to a grant, or without messages."""
+        return await self._sent(partition, granted, partial(send, self.call))
+
+    async def _sent(self, partition: int, granted: Granted, send: Send[T]) -> T:
         if not granted.delivered:
-            return self.nothing(granted.refusal or "empty")
+            reason = granted.refusal or "empty"
+            return await send(nothing(reason, self.acked, self.target, is_arrow=self.is_arrow))
         answered = Answered(
             self.target, partition, granted, self.acked, self.is_arrow, max(self.body.max_bytes, 1)
         )
-        return await render(self.call, answered)
+        return await render(self.call, answered, send)
 
-    def nothing(self, reason: str) -> web.StreamResponse:
+    async def nothing(self, reason: str) -> web.StreamResponse:
         """The answer without messages."""
-        return nothing(reason, self.acked, self.target, is_arrow=self.is_arrow)
+        return await send(self.call, nothing(reason, self.acked, self.target, is_arrow=self.is_arrow))
 
     async def relayed(self, leader: Leader, partition: int, promise: int, wait_ms: int) -> web.StreamResponse:
         """The answer of another agent that leads a partition, as it comes."""

@@ -26,9 +26,10 @@ from shoal.agent.http.core import handed_over
 from shoal.agent.http.core.context import Context
 from shoal.agent.http.core.forward import Forwarder
 from shoal.agent.http.core.handed_over import Front, HandedOver
-from shoal.agent.http.front import HELD_BYTES_MAX, Connection, Shared
+from shoal.agent.http.front import HELD_BYTES_MAX, Connection
 from shoal.agent.http.http1.connection import ConnectionState, HttpConnection
 from shoal.agent.http.http1.head import RequestHead, read_head
+from shoal.agent.http.shared import Shared
 from shoal.agent.metrics.measures import HttpMeasures
 
 ALL = {**ORDINARY, **SMUGGLED}
@@ -176,7 +177,7 @@ class Side:
 
 
 def with_front(dispatcher: Dispatcher, server: web.Server) -> asyncio.BaseProtocol:
-    return Connection(Shared(dispatcher.appends, server))
+    return Connection(Shared(dispatcher.appends, dispatcher.receives, server))
 
 
 def aiohttp_alone(dispatcher: Dispatcher, server: web.Server) -> asyncio.BaseProtocol:
