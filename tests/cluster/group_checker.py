@@ -102,8 +102,18 @@ class GroupChecker:
             for again in answers[1:]:
                 if again.place == first.place and again.delivery == first.delivery:
                     self._check_repetition(first, again)
-                elif again.place != first.place or again.generation == first.generation:
+                elif not self._was_sought_between(first, again):
                     self._note("receive-differs", f"{first.request}: {self._at(first)}, {self._at(again)}")
+
+    def _was_sought_between(self, first: Receive, again: Receive) -> bool:
+        """Whether the group may have forgotten the request: a seek forgets all of its partition."""
+        if again.place == first.place:
+            return again.generation != first.generation
+        return any(
+            seek.invoked_at < again.completed_at
+            and (seek.completed_at > first.invoked_at or seek.outcome == "info")
+            for seek in self._index.seeks_at[first.place]
+        )
 
     def _check_repetition(self, first: Receive, again: Receive) -> None:
         had = {given.offset: given for given in first.messages}

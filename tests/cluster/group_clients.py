@@ -41,6 +41,14 @@ SHARES: tuple[tuple[Verb | None, float], ...] = (
     (None, 0.1),
 )
 """Of the messages, what becomes of them; None: kept, and spoken of late, if at all."""
+FAILING: tuple[tuple[Verb | None, float], ...] = (
+    ("ack", 0.5),
+    ("nack", 0.2),
+    ("release", 0.05),
+    ("reject", 0.15),
+    (None, 0.1),
+)
+"""The same where many messages are to die."""
 
 
 class Refused(Exception):
@@ -267,9 +275,11 @@ class GroupConsumer(Steady):
         mode: Mode,
         lease_ms: tuple[int, int],
         pause_s: float,
+        shares: tuple[tuple[Verb | None, float], ...] = SHARES,
     ) -> None:
         super().__init__(work, pause_s)
         self._recorder = recorder
+        self._shares = shares
         self._group = group
         self._name = name
         self._partitions = partitions
@@ -384,7 +394,7 @@ class GroupConsumer(Steady):
 
     def _verb(self) -> Verb | None:
         at = self._work.rng.random()
-        for verb, share in SHARES:
+        for verb, share in self._shares:
             at -= share
             if at < 0:
                 return verb

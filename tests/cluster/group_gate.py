@@ -38,7 +38,9 @@ class Standing:
     skipped: int
     dropped: int
     dying: int
+    dead: int
     generation: int
+    high_watermark: int
 
 
 class HttpGate:
@@ -116,11 +118,29 @@ class HttpGate:
             raise _refused(answer)
         return [int(partition) for partition in answer.body["led"]]
 
-    async def seek(self, group: str, partition: int, offset: int) -> None:
+    async def seek(self, group: str, partition: int, to: Any) -> tuple[int, int]:
+        """Offset and generation. Raises Refused."""
+        body = await self._done("POST", f"{self._path(group, partition)}/seek", {"to": to})
+        return int(body["offset"]), int(body["generation"])
+
+    async def redrive(self, group: str, partition: int, limit: int | None) -> int:
+        """How many letters came again. Raises Refused."""
+        body = await self._done("POST", f"{self._path(group, partition)}/redrive", {"limit": limit})
+        return int(body["redriven"])
+
+    async def change(self, group: str, settings: dict[str, Any]) -> None:
         """Raises Refused."""
-        answer = await self._ask("POST", f"{self._path(group, partition)}/seek", {"to": offset}, "3s")
+        await self._done("PATCH", self._path(group), settings)
+
+    async def change_topic(self, settings: dict[str, Any]) -> None:
+        """Raises Refused."""
+        await self._done("PATCH", f"/v1/topics/{self._topic}", settings)
+
+    async def _done(self, method: str, path: str, body: dict[str, Any]) -> Any:
+        answer = await self._ask(method, path, body, "3s")
         if answer.status != OK:
             raise _refused(answer)
+        return answer.body
 
     async def standing(self, group: str, partition: int) -> Standing:
         """Raises Refused."""

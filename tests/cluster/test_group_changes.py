@@ -119,6 +119,21 @@ def test_a_seek_to_the_end_is_known_from_both_sides() -> None:
     assert names(made) == set()
 
 
+def test_a_request_that_a_seek_forgot_may_bring_what_another_partition_has() -> None:
+    """Where it was served before nobody remembers it; elsewhere nobody ever knew."""
+    made = sought()
+    made.logs["queue", 1] = {0: made.logs[P][0]}
+    other = replace(
+        receive("b", 900, 30.5, (0,), request="again"),
+        partition=("queue", 1),
+        generation=1,
+    )
+    made.receives.append(other)
+    assert names(made) == set()
+    made.changes = [replace(made.changes[0], invoked_at=2.0, completed_at=2.1)]
+    assert "receive-differs" in names(made)
+
+
 def redriven() -> GroupHistory:
     """3 died, was redriven, and died again."""
     made = good()

@@ -9,7 +9,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, fields
 
+from group_operator import Deed
+
 GROUPS = (("shared",), ("exclusive",), ("key-ordered",), ("shared", "exclusive", "key-ordered"))
+DEEDS: tuple[tuple[Deed, ...], ...] = (("seek",), ("redrive",), ("seek", "redrive", "pause", "retention"))
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class Knobs:
     upgrades: bool  # hosts change to another version of Shoal, and back
     alterations: bool  # somebody changes the topic's replication factor and another setting
     groups: tuple[str, ...]  # modes of the groups whose consumers work on a topic
+    letters: bool  # what their consumers give up goes to topics of dead letters
+    operates: tuple[Deed, ...]  # what somebody does to the groups meanwhile
     only: tuple[str, ...] = ()  # names of faults: no others then; never drawn
 
     @classmethod
@@ -119,6 +124,8 @@ class Knobs:
             upgrades=rng.random() < 0.25,
             alterations=rng.random() < 0.3,
             groups=rng.choice(GROUPS) if rng.random() < 0.35 else (),
+            letters=rng.random() < 0.5,
+            operates=rng.choice(DEEDS) if rng.random() < 0.5 else (),
         )
 
     @classmethod

@@ -40,9 +40,13 @@ from cluster_sim.queue_mutants import (
     never_skip,
     number_answers_by_their_entry,
     pass_over_what_waits,
+    redrive_from_the_first_letter,
     repeat_a_part_of_an_answer,
+    seek_without_forgetting,
     take_older_receipts,
+    take_receipts_of_before_a_seek,
     unlock_a_key_at_a_nack,
+    write_a_letter_for_each_try,
 )
 from cluster_sim.simulation import ClusterSimulation
 from cluster_sim.topic_mutants import (
@@ -327,6 +331,8 @@ SHORT |= {
     "upgrades": False,
     "alterations": False,
     "groups": (),
+    "letters": False,
+    "operates": (),
 }
 ELECTIONS = {"partitions": 6, "quick_restarts": True, "delay_ms_max": 200, "fault_interval_ms": 200}
 ELECTIONS |= {"producer_pause_ms": 300}
@@ -347,6 +353,9 @@ def _only(*faults: str, **knobs: Any) -> dict[str, Any]:
 
 SHARED = _only("cut_leader", "kill_leader", "mute_leader", "late_leader", groups=("shared",), nodes=3)
 EXCLUSIVE = SHARED | {"groups": ("exclusive",)}
+LETTERED = SHARED | {"letters": True, "safety_ms": 20_000}
+SOUGHT = SHARED | {"operates": ("seek",)}
+REDRIVEN = LETTERED | {"operates": ("redrive",)}
 KEYED = SHARED | {"groups": ("key-ordered",)}
 UPGRADES = _only("change_version", nodes=3, upgrades=True, **LONG_WITH_FAULTS)
 
@@ -509,6 +518,10 @@ MUTANTS = (
         first_seed=15,
         knobs=SHARED | ROLLING | {"retention_bytes": 65_536},
     ),
+    Mutant(write_a_letter_for_each_try, ("GroupHistory",), knobs=LETTERED),
+    Mutant(take_receipts_of_before_a_seek, ("GroupHistory",), first_seed=10, knobs=SOUGHT),
+    Mutant(seek_without_forgetting, ("GroupHistory", "GroupsAreSound", "LeaderIsSound"), knobs=SOUGHT),
+    Mutant(redrive_from_the_first_letter, ("GroupHistory",), first_seed=1, knobs=REDRIVEN),
     Mutant(make_an_entry_a_turn, ("OneEntryPerCycle",), knobs=SHARED | {"sync_ms_max": 30}),
     Mutant(never_end_a_lease, ("QueuesDrain",), knobs=SHARED),
     Mutant(count_no_attempt_of_a_nack, ("GroupHistory",), knobs=SHARED),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from shoal.agent.delivery import letter_sender
 from shoal.agent.delivery.group_upkeep import GroupUpkeep
 from shoal.agent.delivery.keeper import GroupKeeper
 from shoal.agent.groups import fold
@@ -225,3 +228,49 @@ def let_sessions_last() -> list[Patch]:
         return see(self, consumer, instance, now_ms + 10 * self.session_ms, name)
 
     return [(Presence, "see", mutated)]
+
+
+def write_a_letter_for_each_try() -> list[Patch]:
+    """A letter that was sent before is another one when it is sent again."""
+    tries = itertools.count(1)
+
+    def producer(group: bytes, partition: int) -> bytes:
+        return hashlib.sha256(b"%d" % next(tries) + group + bytes([partition])).digest()[:16]
+
+    return [(letter_sender, "producer_of", producer), (letter_sender, "sequence_of", lambda _: 0)]
+
+
+def take_receipts_of_before_a_seek() -> list[Patch]:
+    """They count for what was given since."""
+    outcome = _Request._outcome
+
+    def mutated(self: _Request, act: Any) -> str | None:
+        receipt = act.receipt
+        if receipt.generation < self._group.generation and receipt.offset is not None:
+            span = self._group.spans.at(_place_of(receipt))
+            if span is not None:
+                newest = {"generation": self._group.generation, "delivery": span.delivery}
+                return outcome(self, act._replace(receipt=receipt._replace(**newest)))
+        return outcome(self, act)
+
+    return [(_Request, "_outcome", mutated)]
+
+
+def seek_without_forgetting() -> list[Patch]:
+    """What was done before a group was sought is done."""
+    seek = PartitionGroup._seek
+
+    def mutated(self: PartitionGroup, *arguments: Any) -> bool:
+        floor = self.floor
+        sought = seek(self, *arguments)
+        if sought:
+            self.floor = max(floor, self.floor)
+        return sought
+
+    return [(PartitionGroup, "_seek", mutated)]
+
+
+def redrive_from_the_first_letter() -> list[Patch]:
+    """Whatever came again before comes again with the next ones."""
+    letters_of = GroupKeeper.letters_of
+    return [(GroupKeeper, "letters_of", lambda self, key: (0, letters_of(self, key)[1]))]

@@ -7,11 +7,14 @@ what they saw group_checker.py's, and of every replica group_invariants.py's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from group_checker import GroupChecker
 from group_clients import (
+    FAILING,
+    SHARES,
     Ask,
     Brought,
     GroupConsumer,
@@ -22,7 +25,9 @@ from group_clients import (
     key_of,
 )
 from group_gate import HttpGate
-from group_history import Drained, GroupHistory, GroupTerms, Logged
+from group_history import Drained, GroupHistory, GroupTerms, Letter, Logged
+from group_operator import GroupOperator, read_letters
+from log_clients import NoAnswer
 from log_history import FinalLog
 
 from cluster_sim.group_invariants import GroupInvariants
@@ -42,6 +47,9 @@ SESSION_S = 1.5
 SETTLES_S = 1.0
 """After clients have ended and all agents work: what was asked before is over then. A request of theirs waits
 for 200 ms at most, and a way across the cluster takes 20."""
+LETTERS: dict[str, Any] = {"dead": "letter", "max_attempts": 2}
+"""Instead, where what dies leaves a letter: it dies sooner."""
+OPERATOR_PAUSE_S = 0.7
 _QUICK: dict[str, Any] = {
     "retry": {"first": "100ms", "most": "1s"},
     "session": "1500ms",
@@ -63,7 +71,8 @@ class Queues:
         self._simulation = simulation
         self.history = GroupHistory()
         self.invariants = GroupInvariants(simulation.invariants, simulation.loop)
-        self._settings = {name: SETTINGS[name] for name in simulation.knobs.groups if name in SETTINGS}
+        other = LETTERS if simulation.knobs.letters else {}
+        self._settings = {name: SETTINGS[name] | other for name in simulation.knobs.groups}
         self._gate = HttpGate(simulation.work, TOPIC)
 
     @property
@@ -77,7 +86,12 @@ class Queues:
         history = self.history
         delivered = sum(len(receive.messages) for receive in history.answered())
         done = history.acknowledged_messages
-        return f"{delivered} messages received, {done} done with, " if self.is_on else ""
+        if not self.is_on:
+            return ""
+        said = f"{delivered} messages received, {done} done with, "
+        if self.history.letters or self.history.changes:
+            said += f"{len(self.history.letters)} letters, {len(self.history.changes)} seeks and redrives, "
+        return said
 
     async def start(self) -> None:
         """The topic and its groups, as a client."""
@@ -100,10 +114,22 @@ class Queues:
             return False
         return True
 
-    def clients(self) -> list[KeyProducer | GroupConsumer]:
-        """Producers and consumers of the topic."""
+    def clients(self) -> list[KeyProducer | GroupConsumer | GroupOperator]:
+        """Producers and consumers of the topic, and an operator."""
         simulation = self._simulation
-        found: list[KeyProducer | GroupConsumer] = []
+        found: list[KeyProducer | GroupConsumer | GroupOperator] = []
+        if simulation.knobs.operates:
+            found.append(
+                GroupOperator(
+                    simulation.work,
+                    self.history,
+                    TOPIC,
+                    list(self._settings),
+                    PARTITIONS,
+                    deeds=simulation.knobs.operates,
+                    pause_s=OPERATOR_PAUSE_S,
+                )
+            )
         for number in range(PARTITIONS):
             found.append(
                 KeyProducer(
@@ -127,6 +153,7 @@ class Queues:
                     mode=settings["mode"],
                     lease_ms=LEASE_MS,
                     pause_s=simulation.knobs.producer_pause_ms / 1_000,
+                    shares=FAILING if simulation.knobs.letters else SHARES,
                 )
                 for number in range(CONSUMERS)
             ]
@@ -160,7 +187,8 @@ class Queues:
                 await asyncio.sleep(RETRY_S)
                 continue
             said = f"{brought.reason} {standing}"
-            if not standing.lag and not brought.messages:
+            if not standing.lag and not brought.messages and not standing.dying:
+                await self._read_letters(group, partition, standing.dead, end_s)
                 self.history.drained.append(
                     Drained(
                         group,
@@ -175,6 +203,21 @@ class Queues:
             if not brought.messages:
                 await asyncio.sleep(RETRY_S)
         raise InvariantViolation("QueuesDrain", f"{group} {partition}: {said}")
+
+    async def _read_letters(self, group: str, partition: int, count: int, end_s: float) -> None:
+        """All that the group has given."""
+        found, loop = list[Letter](), self._simulation.loop
+        while self.history.terms[group].dead == "letter":
+            with contextlib.suppress(NoAnswer, Refused):
+                found = await read_letters(self._simulation.work.some_agent(), TOPIC, group, partition)
+                if len(found) >= count:
+                    break
+            if loop.time() > end_s:
+                raise InvariantViolation(
+                    "QueuesDrain", f"{group} {partition}: {len(found)} of {count} letters"
+                )
+            await asyncio.sleep(RETRY_S)
+        self.history.letters += found
 
     @staticmethod
     async def _done(recorder: Recorder, ask: Ask, brought: Brought) -> None:
@@ -196,6 +239,9 @@ class Queues:
         self.history.drained = [
             replace(item, log_start_offset=starts[item.partition]) for item in self.history.drained
         ]
+        if any(change.kind == "redrive" for change in self.history.changes):
+            values = (letter.value for letter in self.history.letters if letter.value is not None)
+            self._simulation.history.may_be_copied.update(values)
         self.history.led = {(TOPIC, number): times for number, times in self.invariants.led.items()}
         anomalies = GroupChecker(self.history).anomalies()
         if anomalies:
