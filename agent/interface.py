@@ -35,16 +35,25 @@ from shoal.agent.receive import (
     Wanted,
 )
 from shoal.agent.submission import Acks, Answer, Appended, Submission
-from shoal.agent.table import Condition, RowLookup, ScanPage, ScanRequest, TableRow
+from shoal.agent.table import (
+    MAX_SCAN_BYTES,
+    MAX_SCAN_ROWS,
+    MAX_TABLE_KEY_BYTES,
+    Condition,
+    RowLookup,
+    ScanPage,
+    ScanRequest,
+    TableRow,
+)
 from shoal.format.batch import Offset
 from shoal.format.hash_ranges import HashRange
 from shoal.membership.interface import KeyChange
 
 __all__ = [
     "Acks", "Act", "ActKind", "Admit", "Answer", "Appended", "Condition", "DecideStopped", "DeliveredRange",
-    "DuePlace", "Fetch", "FetchRequest", "Granted", "GroupKey", "GroupMode", "Lent", "RowLookup", "NOBODY",
-    "Offsets", "Pieces", "Promise", "Question", "Range", "ScanPage", "ScanRequest", "StoppedAction",
-    "Submission", "TableRow", "Wanted",
+    "DuePlace", "Fetch", "FetchRequest", "Granted", "GroupKey", "GroupMode", "Lent", "MAX_SCAN_BYTES",
+    "MAX_SCAN_ROWS", "MAX_TABLE_KEY_BYTES", "NOBODY", "Offsets", "Pieces", "Promise", "Question", "Range",
+    "RowLookup", "ScanPage", "ScanRequest", "StoppedAction", "Submission", "TableRow", "Wanted",
 ]  # fmt: skip
 
 MAX_PARTITIONS = 1_024  # per topic: each is a directory, a file and a Raft group on every holder

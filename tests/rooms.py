@@ -111,8 +111,11 @@ ROOMS = {
         segment_store/disk segment_store/errors""",
     # A front door: of the agent it knows agent/interface.py, and nothing else.
     "agent/http": """agent/http/admin agent/http/admission agent/http/api agent/http/core agent/http/docs
-        agent/http/fetch agent/http/groups agent/http/http1 agent/http/produce agent/interface""",
+        agent/http/fetch agent/http/groups agent/http/http1 agent/http/produce agent/http/tables
+        agent/interface""",
     "agent/http/docs": "agent/http/api agent/http/core",
+    "agent/http/tables": """agent/http/admission agent/http/api agent/http/core agent/http/fetch
+        agent/http/produce agent/http/rows agent/interface""",
     "agent/http/produce": """agent/http/admin agent/http/admission agent/http/api agent/http/core
         agent/http/http1 agent/interface""",
     "agent/http/groups": """agent/http/admin agent/http/admission agent/http/api agent/http/core

@@ -35,6 +35,8 @@ from shoal.agent.http.groups import operate as group_operate
 from shoal.agent.http.produce import produce
 from shoal.agent.http.produce.fast_append import FastAppends
 from shoal.agent.http.shared import Shared
+from shoal.agent.http.tables import read as table_read
+from shoal.agent.http.tables import row as table_row
 from shoal.agent.interface import Broker
 from shoal.agent.log_lines.schema import about
 from shoal.agent.metrics.measures import ABORTED, NO_OPERATION
@@ -49,8 +51,8 @@ SHUTDOWN_SECONDS = 5.0
 # Connections that the kernel completes before they are accepted.
 BACKLOG = 128
 PARTS = (
-    produce, read, merged, receive, acts, wait, group_operate, redrive, topics, offsets, trim, members, level,
-    events, keys, operate,
+    produce, read, merged, receive, acts, wait, group_operate, redrive, table_read, table_row,
+    topics, offsets, trim, members, level, events, keys, operate,
 )  # fmt: skip
 
 
@@ -63,7 +65,7 @@ class Dispatcher:
         self._context = context
         self._policy = HostPolicy(context.broker.url, allowed_hosts, cors_origins)
         described = Description(route for part in PARTS for route in part.ROUTES)
-        self._table = RouteTable(described.routes, produce.HINTS)
+        self._table = RouteTable(described.routes, {**produce.HINTS, **table_row.HINTS})
         self.appends = FastAppends(context, self._policy, self._table, produce.ROUTES)
         self.receives = FastReceives(context, self._policy, self._table)
 

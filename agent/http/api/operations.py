@@ -78,7 +78,7 @@ _PRODUCE = (
     Parameter("deliver_at", "The same as a time, ten years ahead at most.", _TIME),
     *_CHANGES,
 )
-_PRODUCER = (
+PRODUCER = (
     Parameter(
         "Shoal-Producer-Id",
         "1 to 128 printable characters; with epoch and sequence, or none of the three.",
@@ -230,7 +230,7 @@ PRODUCE = Operation(
     "Append records, each to the partition of its key; those without key together to one.",
     _PRODUCED,
     _PRODUCE,
-    _PRODUCER,
+    PRODUCER,
     _RECORDS_BODY,
 )
 PRODUCE_TO_PARTITION = dataclasses.replace(

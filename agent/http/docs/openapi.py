@@ -16,6 +16,7 @@ from shoal.agent.http.api.group_schemas import GROUP_NAME, LABEL
 from shoal.agent.http.api.media import JSON_TYPE
 from shoal.agent.http.api.operation import Answer, Operation, Parameter, Schema, is_variable
 from shoal.agent.http.api.schemas import NAME, PARTITION_NUMBER, SCHEMAS, TEXT, USER_NAME
+from shoal.agent.http.api.table_operations import KEY
 from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.problems import json_bytes
@@ -36,6 +37,7 @@ _VARIABLES: dict[str, tuple[str, Schema]] = {
     "member": ("A member's name or id.", TEXT),
     "group": ("1 to 64 of a-z A-Z 0-9 . _ -.", GROUP_NAME),
     "consumer": ("1 to 128 printable characters.", LABEL),
+    "key": ("The row's key, percent-encoded; slashes may also stand in it as they are.", KEY),
     "kept": ("The name that a kept topic had, or its id.", TEXT),
 }
 

@@ -34,18 +34,22 @@ _GROUPS = (
 """Titles, and what the paths below each begin with; the first that fits counts."""
 _RECORDS = "Records"
 _CONSUMER_GROUPS = "Consumer groups"
+_TABLES = "Tables"
 _EXAMPLES = {
     "{topic}": "orders",
     "{group}": "billing",
     "{consumer}": "worker-1",
     "{partition}": "0",
     "{kept}": "orders",
+    "{key}": "users/ann",
 }
 
 
 def docs_page(operations: Iterable[Operation], introduction: str) -> str:
     """The whole page, as HTML."""
-    groups: dict[str, list[Operation]] = {title: [] for title in (_RECORDS, _CONSUMER_GROUPS, *dict(_GROUPS))}
+    groups: dict[str, list[Operation]] = {
+        title: [] for title in (_RECORDS, _CONSUMER_GROUPS, _TABLES, *dict(_GROUPS))
+    }
     for operation in operations:
         groups[group_of(operation)].append(operation)
     titles = [title for title, members in groups.items() if members]
@@ -71,6 +75,8 @@ def group_of(operation: Operation) -> str:
         return _RECORDS
     if "/groups" in operation.path:
         return _CONSUMER_GROUPS
+    if operation.path.startswith("/v1/tables"):
+        return _TABLES
     return next(title for title, prefix in _GROUPS if operation.path.startswith(prefix))
 
 

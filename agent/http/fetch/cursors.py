@@ -122,6 +122,11 @@ class MovingCursor:
         else:
             self._texts, self._data = None, _pack(self._places, GROWTH)
 
+    @property
+    def places(self) -> Mapping[int, int]:
+        """Where it stands."""
+        return self._places
+
     def step(self, partition: int) -> str:
         """One record of this partition was passed: the cursor behind it."""
         self._places[partition] += 1

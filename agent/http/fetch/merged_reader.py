@@ -85,7 +85,7 @@ class MergedReader:
                 return None
             if self._follows:  # one that always has more must not keep the news of the others away
                 lacking = [run for run in self._runs if not run.rows]
-            await _together(self._fill(run, limit) for run in lacking)
+            await together(self._fill(run, limit) for run in lacking)
 
     def _merge(self, limit: int) -> Merged | None:
         order = next_partitions(self._runs, limit)
@@ -121,7 +121,7 @@ class MergedReader:
     async def tail(self, at: Places, ends: Places, count: int) -> Places:
         """Of the records from `at` to `ends` the last `count` in merged order: where they begin."""
         partitions = sorted(at)
-        times = await _together(self._timestamps(p, at[p], ends[p]) for p in partitions)
+        times = await together(self._timestamps(p, at[p], ends[p]) for p in partitions)
         counts = tail_counts(times, count)
         return {p: ends[p] - rows for p, rows in zip(partitions, counts, strict=True)}
 
@@ -144,7 +144,7 @@ class MergedReader:
         return pa.concat_arrays(pieces)
 
 
-async def _together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """All results; the first error ends the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:

@@ -116,9 +116,12 @@ def lines(texts: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
         yield b"\n"
 
 
-def listed(about: Json, texts: Iterable[Iterable[bytes]], tail: bytes) -> Iterator[bytes]:
-    """A JSON document whose `records` are the texts. `tail`: what ends it, from the array's end on."""
-    before = head = json_bytes(about)[:-1] + b',"records":['
+def listed(
+    about: Json, texts: Iterable[Iterable[bytes]], tail: bytes, name: str = "records"
+) -> Iterator[bytes]:
+    """A JSON document whose member of that name are the texts. `tail`: what ends it, from the array's end
+    on."""
+    before = head = json_bytes(about)[:-1] + b',"%b":[' % name.encode("ascii")
     for text in texts:
         yield before
         yield from text

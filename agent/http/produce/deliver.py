@@ -110,7 +110,7 @@ async def _deliver_to(
         headers=headers,
         body=body,
     )
-    return _outcome(await while_it_leads(call.context, leader, topic, partition, exchange), partition)
+    return outcome_in(await while_it_leads(call.context, leader, topic, partition, exchange), partition)
 
 
 def arrow_stream(topic: Topic, chunk: Chunk) -> bytes:
@@ -125,7 +125,8 @@ def arrow_stream(topic: Topic, chunk: Chunk) -> bytes:
     return b"".join(parts)
 
 
-def _outcome(reply: Reply, partition: int) -> Appended:
+def outcome_in(reply: Reply, partition: int) -> Appended:
+    """The outcome in a leader's answer, of that partition. ShoalError leadership-lost: none is legible."""
     document = reply.document()
     appended = document.get("appended")
     if reply.status == 202 or (isinstance(appended, list) and not appended):

@@ -22,8 +22,9 @@ LEFT_OUT = frozenset({"leave", "followEvents", "peer"})
 
 # What a server may answer that is asked too much or too shortly.
 SERVER_CODES = {"timeout", "no-leader", "not-ready", "overloaded"}
-# What a request that fits may meet: what is not there, what is there already, an offset outside the log.
-MET = {404, 409, 410, 416, 421}
+# What a request that fits may meet: what is not there, what is there already or is another, an offset
+# outside the log.
+MET = {404, 409, 410, 412, 416, 421}
 
 
 @pytest.mark.parametrize("seed", range(4))
