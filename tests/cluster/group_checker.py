@@ -85,6 +85,9 @@ class GroupChecker:
                 if record is None or (given.value is not None and given.value != record.value):
                     has = None if record is None else record.value
                     self._note("wrong-record", f"{receive.place}@{given.offset}: {given.value}, not {has}")
+                elif given.due_us != record.due_us:
+                    text = f"{receive.place}@{given.offset}: due {given.due_us}, not {record.due_us}"
+                    self._note("wrong-record", text)
 
     def _check_repetitions(self) -> None:
         """The same request brings what it brought before, less what has been acted on since."""
@@ -322,12 +325,14 @@ class GroupChecker:
         for end in self._history.drained:
             log = self._history.logs.get(end.partition, {})
             last = max(log, default=end.log_start_offset - 1)
-            if end.position <= last:
+            if end.position <= last and end.until_us is None:
                 self._note("lost", f"{end.place} stands at {end.position}, the log ends at {last}")
             dead = self._index.terms(end.group).dead
             gone, left, rejected = 0, [], 0
             for offset in range(index.first_to_do(end.place, end.generation), last + 1):
                 acts = [act for act in index.acts_on[end.place, offset] if act.generation == end.generation]
+                if end.until_us is not None and log[offset].due_us > end.until_us:
+                    continue
                 if index.letters[end.place, offset] or any(
                     act.verb == "ack" and act.may_count for act in acts
                 ):

@@ -15,7 +15,7 @@ from group_clients import UNKNOWN, Ask, Brought, Refused, Word
 from group_history import Given
 from log_clients import REQUEST_TIMEOUT_MS, Answer, Connections, NoAnswer, Workload
 
-from shoal.format.receipt import parse
+from shoal.format.receipt import parse, place_of
 from shoal.format.timestamps import parse_time
 
 OK = 200
@@ -78,7 +78,9 @@ class HttpGate:
         if document["partition"] is None:
             return Brought(None, 0, 0, 0, (), "", codes, document["reason"])
         messages = tuple(
-            Given(item["offset"], item["attempt"], item["receipt"], item["value"])
+            Given(
+                item["offset"], item["attempt"], item["receipt"], item["value"], place_of(item["receipt"])[1]
+            )
             for item in document["messages"]
         )
         receipt = document["receipt"]

@@ -180,6 +180,8 @@ class Drained:
     skipped: int = 0
     dropped: int = 0
     generation: int = 1
+    until_us: int | None = None
+    """Of a topic with due times: what is due later is still there."""
 
     @property
     def place(self) -> tuple[str, Partition]:
@@ -188,10 +190,11 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A record of the log, at the end."""
+    """A record of the log, at the end. `due_us`: as in Given."""
 
     value: str
     key: str | None = None
+    due_us: int = 0
 
 
 @dataclass

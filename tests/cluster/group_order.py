@@ -35,11 +35,13 @@ def order_anomalies(index: GroupIndex) -> Iterator[tuple[str, str]]:
 
 
 def _lines(index: GroupIndex, place: Place, generation: int) -> list[list[int]]:
-    """The offsets whose order is kept, each ascending: of the partition, or of each key there. A seek begins
-    them anew."""
+    """The offsets whose order is kept, in that order: of the partition, or of each key there. They are
+    delivered by due time, and then by offset. A seek begins them anew."""
     log = index.history.logs.get(place[1], {})
     begin = index.first_to_do(place, generation)
-    known = sorted(offset for offset in log if offset >= begin)
+    known = sorted(
+        (offset for offset in log if offset >= begin), key=lambda offset: (log[offset].due_us, offset)
+    )
     if index.terms(place[0]).mode == "exclusive":
         return [known]
     lines: dict[str, list[int]] = defaultdict(list)
@@ -66,9 +68,9 @@ class _Line:
 
     def anomalies(self, deliveries: list[Receive]) -> Iterator[tuple[str, str]]:
         """Looks at each delivery and at all messages of the line before the first of it."""
-        mine = set(self._offsets)
+        mine = {offset: number for number, offset in enumerate(self._offsets)}
         last: dict[int, Receive] = {}
-        relevant = [item for item in deliveries if mine.intersection(item.offsets)]
+        relevant = [item for item in deliveries if not mine.keys().isdisjoint(item.offsets)]
         soonest = [item.completed_at for item in relevant]
         for number in range(len(soonest) - 2, -1, -1):
             soonest[number] = min(soonest[number], soonest[number + 1])
@@ -76,11 +78,11 @@ class _Line:
         for receive, until in zip(relevant, soonest, strict=True):
             while first < len(self._offsets) and self._done[self._offsets[first]] <= until:
                 first += 1
-            given = sorted(mine.intersection(receive.offsets))
+            given = sorted(mine.keys() & set(receive.offsets), key=mine.__getitem__)
             for offset in given:
                 last[offset] = receive
             for before in self._offsets[first:]:
-                if before >= given[-1]:
+                if mine[before] >= mine[given[-1]]:
                     break
                 name = self._complaint(before, receive, last.get(before))
                 if name is not None:

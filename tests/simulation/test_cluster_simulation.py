@@ -116,6 +116,30 @@ def test_groups_of_each_mode_keep_their_promises() -> None:
     assert first.stdout == second.stdout
 
 
+TIMERS = """
+import gc
+from dataclasses import replace
+from cluster_sim.knobs import Knobs
+from cluster_sim.mutants import TIMERS
+from cluster_sim.simulation import ClusterSimulation
+
+gc.disable()
+simulation = ClusterSimulation(1, knobs=replace(Knobs.of_seed(1), **TIMERS))
+simulation.keep()
+simulation.run()
+print(simulation.summary(), flush=True)
+"""
+
+
+def test_timers_keep_their_promises() -> None:
+    """Groups of all modes have hundreds of messages by due time, while the log under the views goes."""
+    ran = run_code(TIMERS)
+    assert ran.returncode == 0, ran.stderr[-4_000:]
+    said = re.search(r"(\d+) timed messages received, (\d+) done with", ran.stdout)
+    assert said is not None
+    assert int(said[1]) > int(said[2]) > 200
+
+
 ASKING_THE_CLOCK = """
 import gc
 import sys
@@ -201,7 +225,16 @@ def test_cluster_knobs_cover_the_faults() -> None:
     for name in ("leaving", "joining", "draining", "topics", "rot", "lost_disk", "loopback", "alterations"):
         assert {getattr(knobs, name) for knobs in drawn} == {True, False}, name
     assert {knobs.nodes for knobs in drawn} == {3, 4, 5}
-    for name in ("crowd", "little_memory", "few_producers", "impatient", "years", "births", "disaster"):
+    for name in (
+        "crowd",
+        "little_memory",
+        "few_producers",
+        "impatient",
+        "years",
+        "births",
+        "disaster",
+        "timers",
+    ):
         assert {getattr(knobs, name) for knobs in drawn} == {True, False}, name
     assert {mode for knobs in drawn for mode in knobs.groups} == {"shared", "exclusive", "key-ordered"}
     assert any(not knobs.groups for knobs in drawn)

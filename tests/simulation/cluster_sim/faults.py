@@ -84,6 +84,7 @@ class Nemesis:
             (knobs.joining, [self.join]),
             (knobs.draining, [self.drain]),
             (knobs.rot, [self.rot, self.rot, self.ruin]),
+            (knobs.rot and knobs.timers, [self.rot_run]),
             (knobs.lost_disk, [self.lose_disk]),
             (knobs.upgrades, [self.change_version, self.change_version]),
         ):
@@ -467,6 +468,18 @@ class Nemesis:
             return "nowhere"
         newest = min(end, NEWEST_BYTES if self._rng.random() < 0.5 else end)
         position = end - 1 - self._rng.randrange(newest)
+        node.disk.damage(path, position, 1 << self._rng.randrange(8))
+        return f"{node.name} {path}@{position}"
+
+    def rot_run(self) -> str:
+        """One bit of a sorted run flips."""
+        nodes = [node for node in self._simulation.nodes if self.rotten in (None, node.address)]
+        places = [(node, path) for node in nodes for path in node.disk.segments() if "/view/" in path]
+        if not places:
+            return "nowhere"
+        node, path = self._rng.choice(places)
+        self.rotten = node.address
+        position = self._rng.randrange(len(node.disk.content(path)))
         node.disk.damage(path, position, 1 << self._rng.randrange(8))
         return f"{node.name} {path}@{position}"
 

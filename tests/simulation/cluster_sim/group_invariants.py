@@ -33,8 +33,9 @@ class GroupInvariants:
         self._loop = loop
         self._states: dict[tuple[Any, int], dict[tuple[int, int], tuple[str, str]]] = {}
         """By partition and birth: of an entry (index and term), who has which groups behind it."""
-        self.led: dict[int, list[float]] = {}
-        """By partition: when agents began to lead a group there. Each knows nothing of consumers at first."""
+        self.led: dict[tuple[bool, int], list[float]] = {}
+        """By whether places are due times, and by partition: when agents began to lead a group there. Each
+        knows nothing of consumers at first."""
         self.checks = 0
         invariants.also.append(self.look)
 
@@ -90,9 +91,10 @@ class GroupInvariants:
         begin, loop, led = GroupLeader.begin, self._loop, self.led
 
         def begun(self: GroupLeader, now_ms: int) -> Iterator[None]:
-            led.setdefault(self._partition, []).append(loop.time())
+            times = led.setdefault((self._group.by_due, self._partition), [])
+            times.append(loop.time())
             yield from begin(self, now_ms)
-            led[self._partition].append(loop.time())
+            times.append(loop.time())
 
         return [
             (Replica, "propose_next", observed),

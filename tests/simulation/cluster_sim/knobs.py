@@ -69,6 +69,7 @@ class Knobs:
     groups: tuple[str, ...]  # modes of the groups whose consumers work on a topic
     letters: bool  # what their consumers give up goes to topics of dead letters
     operates: tuple[Deed, ...]  # what somebody does to the groups meanwhile
+    timers: bool  # groups of all modes work on a topic whose messages fall due
     only: tuple[str, ...] = ()  # names of faults: no others then; never drawn
 
     @classmethod
@@ -126,6 +127,7 @@ class Knobs:
             groups=rng.choice(GROUPS) if rng.random() < 0.35 else (),
             letters=rng.random() < 0.5,
             operates=rng.choice(DEEDS) if rng.random() < 0.5 else (),
+            timers=rng.random() < 0.25,
         )
 
     @classmethod

@@ -49,6 +49,12 @@ from cluster_sim.queue_mutants import (
     write_a_letter_for_each_try,
 )
 from cluster_sim.simulation import ClusterSimulation
+from cluster_sim.timer_mutants import (
+    drop_a_row_at_a_merge,
+    give_before_they_are_due,
+    sort_by_the_producers_clock,
+    trim_before_runs_are_saved,
+)
 from cluster_sim.topic_mutants import (
     alter_all_but_the_factor,
     alter_whatever_the_settings_are,
@@ -333,10 +339,11 @@ SHORT |= {
     "groups": (),
     "letters": False,
     "operates": (),
+    "timers": False,
 }
 ELECTIONS = {"partitions": 6, "quick_restarts": True, "delay_ms_max": 200, "fault_interval_ms": 200}
-ELECTIONS |= {"producer_pause_ms": 300}
-CALM = {"rot": False, "draining": False, "upgrades": False, "alterations": False}
+ELECTIONS |= {"producer_pause_ms": 300, "timers": False}
+CALM = {"rot": False, "draining": False, "upgrades": False, "alterations": False, "timers": False}
 BUSY = CALM | {"fault_interval_ms": 500}
 REPLACED = CALM | {"nodes": 4, "kills": True, "replace_after_ms": 3_000, "safety_ms": 25_000}
 
@@ -357,6 +364,7 @@ LETTERED = SHARED | {"letters": True, "safety_ms": 20_000}
 SOUGHT = SHARED | {"operates": ("seek",)}
 REDRIVEN = LETTERED | {"operates": ("redrive",)}
 KEYED = SHARED | {"groups": ("key-ordered",)}
+TIMERS = _only("kill_one", "kill_leader", timers=True, nodes=3, **ROLLING)
 UPGRADES = _only("change_version", nodes=3, upgrades=True, **LONG_WITH_FAULTS)
 
 MUTANTS = (
@@ -527,6 +535,10 @@ MUTANTS = (
     Mutant(count_no_attempt_of_a_nack, ("GroupHistory",), knobs=SHARED),
     Mutant(number_answers_by_their_entry, ("GroupHistory", "LeaderIsSound"), first_seed=11, knobs=SHARED),
     Mutant(repeat_a_part_of_an_answer, ("GroupHistory",), first_seed=4, knobs=SHARED),
+    Mutant(give_before_they_are_due, ("GroupHistory",), knobs=TIMERS),
+    Mutant(sort_by_the_producers_clock, ("GroupHistory", "QueuesDrain", "ViewHasAll"), knobs=TIMERS),
+    Mutant(trim_before_runs_are_saved, ("ViewBehindLog",), knobs=TIMERS),
+    Mutant(drop_a_row_at_a_merge, ("ViewHasAll", "GroupHistory", "QueuesDrain"), knobs=TIMERS),
 )
 
 

@@ -26,11 +26,10 @@ from group_clients import (
 )
 from group_gate import HttpGate
 from group_history import Drained, GroupHistory, GroupTerms, Letter, Logged
-from group_operator import GroupOperator, read_letters
+from group_operator import Deed, GroupOperator, read_letters
 from log_clients import NoAnswer
 from log_history import FinalLog
 
-from cluster_sim.group_invariants import GroupInvariants
 from cluster_sim.invariants import InvariantViolation
 
 if TYPE_CHECKING:
@@ -67,19 +66,38 @@ SETTINGS = {
 class Queues:
     """See the head of this file. Nothing happens in a simulation without groups."""
 
+    topic = TOPIC
+    noun = "messages"
+    by_due = False
+    first_producer = 200
+    """Of its producers' numbers."""
+
     def __init__(self, simulation: ClusterSimulation) -> None:
         self._simulation = simulation
         self.history = GroupHistory()
-        self.invariants = GroupInvariants(simulation.invariants, simulation.loop)
-        other = LETTERS if simulation.knobs.letters else {}
-        self._settings = {name: SETTINGS[name] | other for name in simulation.knobs.groups}
-        self._gate = HttpGate(simulation.work, TOPIC)
+        self._settings = {name: SETTINGS[name] | self._other() for name in self._modes()}
+        self._gate = HttpGate(simulation.work, self.topic)
+
+    def _modes(self) -> tuple[str, ...]:
+        return self._simulation.knobs.groups
+
+    def _other(self) -> dict[str, Any]:
+        """Settings beside those of the modes."""
+        return LETTERS if self._simulation.knobs.letters else {}
+
+    def _deeds(self) -> tuple[Deed, ...]:
+        """What an operator does."""
+        return self._simulation.knobs.operates
 
     @property
     def is_on(self) -> bool:
         """Groups need a level that an upgrade, or a disaster, holds back."""
         simulation = self._simulation
-        return bool(simulation.knobs.groups) and not simulation.knobs.upgrades and not simulation.holds_level
+        return bool(self._modes()) and not simulation.knobs.upgrades and not simulation.holds_level
+
+    def places(self) -> list[tuple[str, int]]:
+        """The topic's partitions."""
+        return [(self.topic, number) for number in range(PARTITIONS)]
 
     def summary(self) -> str:
         """A part of a line; empty without groups."""
@@ -88,7 +106,7 @@ class Queues:
         done = history.acknowledged_messages
         if not self.is_on:
             return ""
-        said = f"{delivered} messages received, {done} done with, "
+        said = f"{delivered} {self.noun} received, {done} done with, "
         if self.history.letters or self.history.changes:
             said += f"{len(self.history.letters)} letters, {len(self.history.changes)} seeks and redrives, "
         return said
@@ -96,7 +114,7 @@ class Queues:
     async def start(self) -> None:
         """The topic and its groups, as a client."""
         simulation, loop = self._simulation, self._simulation.loop
-        await simulation.topics.create(TOPIC, simulation.topic_body(PARTITIONS))
+        await simulation.topics.create(self.topic, self.topic_body())
         end_s = loop.time() + DRAIN_LIMIT_S
         for name, settings in self._settings.items():
             self.history.terms[name] = GroupTerms(
@@ -106,6 +124,10 @@ class Queues:
                 if loop.time() > end_s:
                     raise InvariantViolation("Liveness", f"group {name} cannot be made")
                 await asyncio.sleep(RETRY_S)
+
+    def topic_body(self) -> dict[str, Any]:
+        """What the topic is made with."""
+        return self._simulation.topic_body(PARTITIONS)
 
     async def _is_made(self, name: str, settings: dict[str, Any]) -> bool:
         try:
@@ -117,29 +139,19 @@ class Queues:
     def clients(self) -> list[KeyProducer | GroupConsumer | GroupOperator]:
         """Producers and consumers of the topic, and an operator."""
         simulation = self._simulation
-        found: list[KeyProducer | GroupConsumer | GroupOperator] = []
-        if simulation.knobs.operates:
+        found: list[KeyProducer | GroupConsumer | GroupOperator] = [
+            self.producer(place) for place in self.places()
+        ]
+        if self._deeds():
             found.append(
                 GroupOperator(
                     simulation.work,
                     self.history,
-                    TOPIC,
+                    self.topic,
                     list(self._settings),
                     PARTITIONS,
-                    deeds=simulation.knobs.operates,
+                    deeds=self._deeds(),
                     pause_s=OPERATOR_PAUSE_S,
-                )
-            )
-        for number in range(PARTITIONS):
-            found.append(
-                KeyProducer(
-                    simulation.work,
-                    f"q{number}",
-                    (TOPIC, number),
-                    producer_id=f"{200 + number:032x}",
-                    batch_max=simulation.knobs.batch_max,
-                    pause_s=2 * simulation.knobs.producer_pause_ms / 1_000,
-                    padding=simulation.knobs.padding,
                 )
             )
         for name, settings in self._settings.items():
@@ -159,8 +171,21 @@ class Queues:
             ]
         return found
 
+    def producer(self, place: tuple[str, int]) -> KeyProducer:
+        """Of one partition."""
+        knobs = self._simulation.knobs
+        return KeyProducer(
+            self._simulation.work,
+            f"{self.topic[0]}{place[1]}",
+            place,
+            producer_id=f"{self.first_producer + place[1]:032x}",
+            batch_max=knobs.batch_max,
+            pause_s=2 * knobs.producer_pause_ms / 1_000,
+            padding=knobs.padding,
+        )
+
     def _recorder(self) -> Recorder:
-        return Recorder(self.history, HttpGate(self._simulation.work, TOPIC), TOPIC)
+        return Recorder(self.history, HttpGate(self._simulation.work, self.topic), self.topic)
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -171,13 +196,14 @@ class Queues:
         await asyncio.gather(*(self._drain(*place) for place in places))
 
     async def _drain(self, group: str, partition: int) -> None:
-        gate, loop = HttpGate(self._simulation.work, TOPIC), self._simulation.loop
-        recorder = Recorder(self.history, gate, TOPIC)
+        gate, loop = HttpGate(self._simulation.work, self.topic), self._simulation.loop
+        recorder = Recorder(self.history, gate, self.topic)
         end_s, number, said = loop.time() + DRAIN_LIMIT_S, 0, ""
         consumer = f"drain.{group}.{partition}"
         while loop.time() < end_s:
             number += 1
             ask = Ask(group, partition, consumer, consumer, f"{consumer}.{number}", 100, DRAIN_LEASE_MS, 0)
+            until_us = self.append_time_us(partition)
             try:
                 brought = await recorder.receive(ask)
                 await self._done(recorder, ask, brought)
@@ -192,11 +218,12 @@ class Queues:
                 self.history.drained.append(
                     Drained(
                         group,
-                        (TOPIC, partition),
+                        (self.topic, partition),
                         standing.position,
                         skipped=standing.skipped,
                         dropped=standing.dropped,
                         generation=standing.generation,
+                        until_us=until_us,
                     )
                 )
                 return
@@ -209,7 +236,7 @@ class Queues:
         found, loop = list[Letter](), self._simulation.loop
         while self.history.terms[group].dead == "letter":
             with contextlib.suppress(NoAnswer, Refused):
-                found = await read_letters(self._simulation.work.some_agent(), TOPIC, group, partition)
+                found = await read_letters(self._simulation.work.some_agent(), self.topic, group, partition)
                 if len(found) >= count:
                     break
             if loop.time() > end_s:
@@ -218,6 +245,10 @@ class Queues:
                 )
             await asyncio.sleep(RETRY_S)
         self.history.letters += found
+
+    def append_time_us(self, partition: int) -> int | None:
+        """What is due later is not asked for at the end; None: everything is."""
+        return None
 
     @staticmethod
     async def _done(recorder: Recorder, ask: Ask, brought: Brought) -> None:
@@ -242,7 +273,13 @@ class Queues:
         if any(change.kind == "redrive" for change in self.history.changes):
             values = (letter.value for letter in self.history.letters if letter.value is not None)
             self._simulation.history.may_be_copied.update(values)
-        self.history.led = {(TOPIC, number): times for number, times in self.invariants.led.items()}
+        self.check()
+
+    def check(self) -> None:
+        """Raises InvariantViolation."""
+        led = self._simulation.groups.led
+        times = {place: led.get((self.by_due, place[1])) for place in self.places()}
+        self.history.led = {place: begun for place, begun in times.items() if begun is not None}
         anomalies = GroupChecker(self.history).anomalies()
         if anomalies:
             raise InvariantViolation("GroupHistory", " | ".join(map(str, anomalies)))

@@ -30,6 +30,7 @@ from cluster_sim.crowd import Crowd
 from cluster_sim.disaster import Disaster
 from cluster_sim.disk import SimDisk
 from cluster_sim.faults import Nemesis
+from cluster_sim.group_invariants import GroupInvariants
 from cluster_sim.impatient import Impatient
 from cluster_sim.invariants import (
     InternalErrors,
@@ -44,6 +45,7 @@ from cluster_sim.loop import LIFE, WATCHED_ROUNDS, Life, SimLoop
 from cluster_sim.network import Conditions, Network
 from cluster_sim.node import Node
 from cluster_sim.queues import Queues
+from cluster_sim.timers import Timers
 from cluster_sim.topics import TopicClient
 from cluster_sim.upgrades import Upgrades
 from cluster_sim.verdict import Verdict
@@ -118,6 +120,8 @@ class ClusterSimulation:
         self.crowd = Crowd(self.loop)
         self.upgrades = Upgrades(self)
         self.queues = Queues(self)
+        self.timers = Timers(self)
+        self.groups = GroupInvariants(self.invariants, self.loop)
         self.nemesis = Nemesis(self)
         self.verdict = Verdict(self)
         self.producers: list[Producer] = []
@@ -164,7 +168,7 @@ class ClusterSimulation:
             f"{self.loop.elapsed_ms} ms, {self.loop.handles_run} steps, {len(self.nodes)} agents, "
             f"{faults} faults, {self.history.acknowledged_records} records acknowledged, "
             f"{len(self.history.polls)} reads, "
-            f"{self.invariants.checks} checks, {self.queues.summary()}"
+            f"{self.invariants.checks} checks, {self.queues.summary()}{self.timers.summary()}"
             f"limits met: {to_text(self.limits_met)}; "
             f"trace {self.trace_hash}"
         )
@@ -189,7 +193,8 @@ class ClusterSimulation:
             little_memory=self.knobs.little_memory,
         )
         places += [*counted(self.limits_met), *self.upgrades.replacements()]
-        places += self.queues.invariants.listeners() if self.queues.is_on else []
+        places += self.groups.listeners() if self.with_groups else []
+        places += self.timers.replacements() if self.timers.is_on else []
         collects = gc.isenabled()
         gc.disable()  # a coroutine collected at a moment of chance would run its `finally` then
         log = _Log(self)
@@ -224,8 +229,8 @@ class ClusterSimulation:
             lambda: all(node.is_ready for node in self.nodes), START_LIMIT_S, "Start", "not ready"
         )
         await self._as_client(self.topics.create(TOPIC, self.topic_body(self.knobs.partitions)))
-        if self.queues.is_on:
-            await self._as_client(self.queues.start())
+        for queues in self.with_groups:
+            await self._as_client(queues.start())
         self.upgrades.look()
         self.calm_weather()
         for node in self.nodes:
@@ -257,9 +262,11 @@ class ClusterSimulation:
         if self.nemesis.exchanged is None:  # an agent that never comes back keeps the level as it is
             said = "not all are at the level of the present version"
             await self._until(self.upgrades.is_over, RAISED_LIMIT_S, "Liveness", said)
-        if self.queues.is_on:
-            await self._as_client(self.queues.drain())
+        for queues in self.with_groups:
+            await self._as_client(queues.drain())
             await verdict.until_caught_up(CAUGHT_UP_LIMIT_S)
+        if self.timers.is_on:
+            await self.timers.judge_views()
         await self._as_client(verdict.judge())
         if self.knobs.births:
             await Births(self).run()
@@ -289,6 +296,11 @@ class ClusterSimulation:
     async def _as_client(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return await self.loop.spawn(self.clients, coroutine)
 
+    @property
+    def with_groups(self) -> list[Queues]:
+        """The topics on which consumer groups work."""
+        return [queues for queues in (self.queues, self.timers) if queues.is_on]
+
     def topic_body(self, partitions: int) -> dict[str, Any]:
         """What a topic of the simulation is made with."""
         knobs = self.knobs
@@ -303,7 +315,7 @@ class ClusterSimulation:
 
     def _start_clients(self) -> list[asyncio.Task[Any]]:
         clients = [*self._partition_clients(), *self._topic_clients()]
-        clients += self.queues.clients() if self.queues.is_on else []
+        clients += [client for queues in self.with_groups for client in queues.clients()]
         return [self.loop.spawn(self.clients, client.run()) for client in clients]
 
     def _topic_clients(self) -> list[AnyTopicClient]:

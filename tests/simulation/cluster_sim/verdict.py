@@ -16,8 +16,6 @@ from log_history import Checker, FinalLog, Partition
 
 from cluster_sim.invariants import InvariantViolation
 from cluster_sim.node import Node
-from cluster_sim.queues import PARTITIONS as QUEUE_PARTITIONS
-from cluster_sim.queues import TOPIC as QUEUE
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
 from shoal.agent.host.host import Host
 from shoal.agent.partition.replica import Replica
@@ -351,7 +349,7 @@ class Verdict:
         if not simulation.queues.is_on:
             return
         asked = simulation.rng.choice(simulation.nodes)
-        places = [(QUEUE, number) for number in range(QUEUE_PARTITIONS)]
+        places = simulation.queues.places()
         finals = [await self._read_one(asked, place, local=False, arrow=True) for place in places]
         simulation.history.finals += finals
         simulation.queues.judge(finals)

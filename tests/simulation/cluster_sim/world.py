@@ -22,6 +22,8 @@ import shoal.agent.directory as directory_module
 import shoal.agent.host.peer_input
 import shoal.agent.http.core.context
 import shoal.agent.http.front
+import shoal.agent.http.groups.operate
+import shoal.agent.http.produce.decode
 import shoal.agent.http.produce.deliver
 import shoal.agent.http.produce.fast_answer
 import shoal.agent.node as node_module
@@ -57,6 +59,8 @@ TIME_READERS = (
     shoal.agent.host.peer_input,
     shoal.agent.http.core.context,
     shoal.agent.http.front,
+    shoal.agent.http.groups.operate,
+    shoal.agent.http.produce.decode,
     shoal.agent.http.produce.deliver,
     shoal.agent.http.produce.fast_answer,
     shoal.agent.partition.append_sender,
