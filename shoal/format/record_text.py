@@ -36,7 +36,7 @@ def render_records(
     offsets = (
         range(base_offset, base_offset + batch.num_rows) if isinstance(base_offset, int) else base_offset
     )
-    times = batch.column(TIMESTAMP_COLUMN).cast(pa.int64()).to_pylist()
+    times = batch.column(TIMESTAMP_COLUMN).view(pa.int64()).to_pylist()
     keys = batch.column(KEY_COLUMN).to_pylist()
     values = batch.column(VALUE_COLUMN).to_pylist()
     headers = batch.column(HEADERS_COLUMN).to_pylist()
@@ -61,7 +61,7 @@ def _due_times(batch: pa.RecordBatch) -> list[str | None] | None:
     position = batch.schema.get_field_index(DELIVER_AT_COLUMN)
     if position < 0:
         return None
-    times = batch.column(position).cast(pa.int64()).to_pylist()
+    times = batch.column(position).view(pa.int64()).to_pylist()
     return [None if time_us is None else format_time(time_us) for time_us in times]
 
 

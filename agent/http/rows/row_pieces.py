@@ -30,6 +30,8 @@ SLICE_BYTES = 64 * 1024
 (control characters)."""
 SLICE_ROWS = 500  # some 2 ms where rows are small
 ROW_OVERHEAD_BYTES = 32  # of each row in memory: offsets and validity of four columns, roughly
+SMALL_BATCH_BYTES = 4 * 1024
+"""Taken as it is: to measure a part of it takes 30 us, as long as to make some rows into text."""
 HEADER_OVERHEAD_BYTES = 16
 HEADERS_AT_ONCE = 64
 
@@ -94,7 +96,10 @@ def _list_sizes(column: pa.ListArray) -> pa.Array:
 def leading_rows(batch: pa.RecordBatch, room_bytes: int) -> tuple[int, int]:
     """How many of the first rows fit the room, the first one in any case; and their bytes."""
     count = size = 0
-    whole = batch.nbytes + ROW_OVERHEAD_BYTES * batch.num_rows
+    whole = batch.get_total_buffer_size()
+    if whole > SMALL_BATCH_BYTES:  # it may be part of a larger one, of which this counts all
+        whole = batch.nbytes
+    whole += ROW_OVERHEAD_BYTES * batch.num_rows
     if whole <= room_bytes:
         return batch.num_rows, whole
     while count < batch.num_rows:

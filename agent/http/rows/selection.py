@@ -146,9 +146,10 @@ class Selector:
         stamp, _ = parse_stamp(frame, 0)
         if not stamp.record_count or stamp.base_offset + stamp.record_count <= selection.portion.offset:
             return True
-        work_bytes = max(len(frame), unpacked_bytes(frame))
+        unpacked = unpacked_bytes(frame)
+        work_bytes, is_packed = max(len(frame), unpacked), unpacked > len(frame)
         if work_bytes <= INLINE_BYTES:
-            selection.add(frame, schema, stamp.base_offset, stays=stays)
+            selection.add(frame, schema, stamp.base_offset, stays=stays and not is_packed)
             selection.worked_bytes += work_bytes + FRAME_COST_BYTES
             if selection.worked_bytes > INLINE_BYTES:
                 selection.worked_bytes = 0
@@ -218,7 +219,7 @@ class _Selection:
         self._left = portion.limit
 
     def add(self, frame: Frame, schema: pa.Schema, base_offset: int, *, stays: bool) -> None:
-        """Choose from a frame that has such rows. `stays`: its memory may be shared."""
+        """Choose from a frame that has such rows. `stays`: they may share memory with a copy of it."""
         if self.portion.times_only:
             batch = timestamps_of(frame, schema)
         else:
@@ -234,7 +235,7 @@ class _Selection:
             self.is_full = True
             return
         chosen = wanted.slice(0, count)
-        if not stays or unpacked_bytes(frame) > len(frame):
+        if not stays:
             chosen = chosen.take(pa.arange(0, count))
         self.rows.append(Rows(base_offset + start, chosen))
         self._size_bytes += size
