@@ -43,6 +43,9 @@ class Change(NamedTuple):
     instances: tuple[str, ...] = ("a:7070",)
 
 
+OF_GROUP = {"topic": "payments", "partition": "0", "group": "billing"}
+
+
 def healthy() -> list[Change]:
     """What an agent exposes that has nothing to complain of."""
     found = [
@@ -65,6 +68,7 @@ def healthy() -> list[Change]:
         Change("process_max_fds", always(1_000)),
         Change("shoal_cluster_level", always(1)),
         Change("shoal_understood_level", always(1)),
+        Change("shoal_group_window_full", always(0), OF_GROUP),
     ]
     found += [
         Change(f"shoal_{name}", always(0))
@@ -79,6 +83,8 @@ def healthy() -> list[Change]:
             "clock_wrong_peers",
             "http_refused_total",
             "kept_topics",
+            "group_dead_messages_total",
+            "group_skipped_messages_total",
         )
     ]
     for name in ("shoal_loop_lag_seconds", "shoal_fsync_seconds", "shoal_commit_seconds"):
@@ -201,6 +207,11 @@ FIRES = [
     Case("ShoalFewFilesLeft", [Change("process_open_fds", after(901, 100))], A, 600, 660),
     Case("ShoalKeptTopics", [Change("shoal_kept_topics", after(1, 0))], {}, 600, 660),
     Case("ShoalLevelBehind", [Change("shoal_understood_level", after(2, 1))], {}, DAY_S, DAY_S + 240, 240),
+    Case("ShoalDeadLetters", [Change("shoal_group_dead_messages_total", after(1, 0))], A, 0, 60),
+    Case("ShoalGroupSkips", [Change("shoal_group_skipped_messages_total", after(9, 0))], A, 0, 60),
+    Case(
+        "ShoalGroupWindowFull", [Change("shoal_group_window_full", after(1, 0), OF_GROUP)], OF_GROUP, 600, 660
+    ),
 ]
 SILENT = [
     ("ShoalNoAgent", [change._replace(instances=INSTANCES[:2]) for change in GONE], HOUR_S),
@@ -229,6 +240,13 @@ SILENT = [
     ),
     ("ShoalFewFilesLeft", [Change("process_open_fds", after(899, 100))], HOUR_S),
     ("ShoalLevelBehind", [Change("shoal_understood_level", lambda s: 1 + (0 <= s < 0.9 * DAY_S))], DAY_S),
+    ("ShoalDeadLetters", [Change("shoal_group_dead_messages_total", always(7))], HOUR_S),  # long ago
+    ("ShoalGroupSkips", [Change("shoal_group_skipped_messages_total", always(7))], HOUR_S),
+    (
+        "ShoalGroupWindowFull",
+        [Change("shoal_group_window_full", lambda s: int(0 <= s < 540), OF_GROUP)],
+        HOUR_S,
+    ),
 ]
 
 
