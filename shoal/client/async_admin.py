@@ -300,9 +300,14 @@ class AdminClient(LiveObject):
 
     async def redrive_group(self, topic: str, name: str, limit: int | None = None) -> dict[str, Any]:
         """POST .../groups/{group}/redrive: dead letters become messages again. How many: `redriven`, of which
-        `copied` were appended anew, since retention had taken the originals."""
+        `copied` were appended anew, since retention had taken the originals.
+
+        With a `limit`, a redrive whose answer was lost is not repeated: a second one brings the next letters.
+        """
         body = {} if limit is None else {"limit": limit}
-        return await self._ask("POST", f"{group_path(topic, name)}/redrive", body)
+        call = _call("POST", f"{group_path(topic, name)}/redrive", body)
+        answer = await self._cluster.anywhere(call, retry=True, only_once=limit is not None)
+        return answer.document()
 
     async def decide_stopped(
         self,

@@ -169,6 +169,9 @@ class FakeGroups:
         async def act(request: web.Request) -> web.Response:
             return await self._faulty(self.act_faults, request, lambda: self._act(agent, request))
 
+        async def redrive(request: web.Request) -> web.Response:
+            return await self._faulty(self.act_faults, request, lambda: self._redrive(agent, request))
+
         base = "/v1/topics/{topic}/groups/{group}"
         part = "/v1/topics/{topic}/partitions/{partition}/groups/{group}"
         acts = [web.post(f"{path}/{{act:ack|nack|release|reject|extend}}", act) for path in (base, part)]
@@ -179,7 +182,7 @@ class FakeGroups:
             web.patch(base, partial(self._change, agent)),
             web.delete(base, partial(self._delete, agent)),
             web.post(f"{base}/seek", partial(self._seek, agent)),
-            web.post(f"{base}/redrive", partial(self._redrive, agent)),
+            web.post(f"{base}/redrive", redrive),
             web.post(f"{base}/decide", partial(self._decide, agent)),
             web.post(f"{base}/consumers/{{consumer}}", partial(self._present, agent)),
             web.delete(f"{base}/consumers/{{consumer}}", partial(self._present, agent)),

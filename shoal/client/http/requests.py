@@ -177,13 +177,12 @@ class Cluster:
             self._session = None
             self._unix_sessions.clear()
 
-    async def anywhere(self, call: Call, *, retry: bool = False) -> Answer:
-        """Ask agents in turn until one answers. For requests that may be repeated.
+    async def anywhere(self, call: Call, *, retry: bool = False, only_once: bool = False) -> Answer:
+        """Ask agents in turn until one answers. `only_once`: one that may have happened is not repeated.
 
         Raises ShoalError with an agent's refusal, Unreachable when none answered: each agent is asked once,
         with `retry` again and again as the configuration's `retry` says. While none has ever answered, and
-        none listens, the configuration's `first_contact_ms` counts instead.
-        """
+        none listens, the configuration's `first_contact_ms` counts instead."""
         attempts = Attempts(now_ms(), settle_ms=0)
         while True:
             failures: list[Failure] = []
@@ -192,6 +191,8 @@ class Cluster:
                     return await self._attempt(url, call)
                 except Failure as failed:
                     failures.append(failed)
+                    if only_once and not failed.definite:
+                        raise _error(failed, 0, definite=False) from failed
                     call = call.after(failed)
                     # A refusal that every agent would repeat ends the round.
                     if failed.definite and not failed.retriable and failed.code != routes.UNREACHABLE:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 from command_line import assert_one_line, finish, run, start
-from fake_cluster import FakeCluster
+from fake_cluster import FakeCluster, refuse, reset_after_storing
 from fake_group_routes import FakeGroups
 
 from shoal.agent.cli.group import changeable, consumer_rows, start_text, totals_text
@@ -122,6 +122,24 @@ async def test_a_group_is_sought_redriven_and_decided(groups: FakeGroups) -> Non
     )
     assert decided.stderr.strip() == "payments/1 offset 4: retry"
     assert groups.said("decide") == [{"partition": 1, "offset": 4, "action": "retry"}]
+
+
+async def test_a_redrive_of_some_letters_is_never_done_twice(groups: FakeGroups) -> None:
+    """An answer is lost on the way: with a limit the command says so, and does not bring as many again. A
+    certain refusal is asked again, and a redrive of all letters anyway."""
+    agent = url(groups)
+    groups.create("payments", "billing")
+    some, everything = ("redrive", "payments", "billing", "--limit", "7"), ("redrive", "payments", "billing")
+    groups.act_faults.append(reset_after_storing)
+    lost = await run("group", *some, agent=agent)
+    assert lost.code != 0
+    assert groups.said("redrive") == [{"limit": 7}]
+    groups.act_faults.append(refuse("no-leader"))
+    assert (await run("group", *some, agent=agent)).code == 0
+    assert groups.said("redrive") == [{"limit": 7}] * 2
+    groups.act_faults.append(reset_after_storing)
+    assert (await run("group", *everything, agent=agent)).code == 0
+    assert groups.said("redrive")[2:] == [{}, {}]
 
 
 async def test_messages_are_written_and_acknowledged(groups: FakeGroups) -> None:
