@@ -12,6 +12,7 @@ from collections.abc import Callable
 from shoal.agent.metrics.measures import Measures
 from shoal.agent.partition.clock_skew import PeerClocks
 from shoal.agent.partition.observer import ReplicaObserver
+from shoal.agent.partition.plan import ViewKind
 from shoal.agent.partition.replica import Replica
 from shoal.agent.partition.state.log_time import SegmentAges
 from shoal.agent.partition.state.retention import droppable, encode_trim, known_from, saved_elsewhere
@@ -118,22 +119,28 @@ class Trimmer(ReplicaObserver):
             replica.roll()
         commit_index, held_index = replica.state.committed.last_index, self._held_index()
         machine = replica.plan.machine
-        if replica.plan.view is not None and machine is not None:
-            # A record's time counts in the view. The log goes on only for what is not there yet.
-            before = saved_elsewhere(
-                spans, saved_offset=machine.saved_offset(), commit_index=commit_index, held_index=held_index
+        limits: list[LogIndex | None] = []
+        if replica.plan.view is not None and machine is not None:  # the log goes on for what is not there yet
+            saved_offset = machine.saved_offset()
+            limits.append(
+                saved_elsewhere(
+                    spans, saved_offset=saved_offset, commit_index=commit_index, held_index=held_index
+                )
             )
-        elif retention.is_unlimited:
+        if replica.plan.view is not ViewKind.TIMER and retention.is_unlimited:
             return
-        else:
+        if replica.plan.view is not ViewKind.TIMER:  # a timer's time counts in its view
             now_us = self._clocks.believed_now_us(replica)
-            before = retention.to_trim(
-                spans,
-                commit_index=commit_index,
-                held_index=held_index,
-                age_us=lambda span: self._ages.of_last(span, log_now_us, now_us, now_ms),
-                done_before=self.done_before(),
+            limits.append(
+                retention.to_trim(
+                    spans,
+                    commit_index=commit_index,
+                    held_index=held_index,
+                    age_us=lambda span: self._ages.of_last(span, log_now_us, now_us, now_ms),
+                    done_before=self.done_before(),
+                )
             )
+        before = None if None in limits else min(limit for limit in limits if limit is not None)
         if before is not None and before > replica.state.trim_asked:
             replica.propose_control(Kind.TRIM, encode_trim(before))
 

@@ -32,7 +32,7 @@ from shoal.segment_store.config import LogConfig
 MAX_OPENING = 8  # logs recovered at the same time: each reads files and syncs
 MAX_BIRTHS = 256  # replicas born at the same time: they share their syncs
 
-VIEWS = {"timer": ViewKind.TIMER}
+VIEWS = {"timer": ViewKind.TIMER, "table": ViewKind.TABLE}
 """The kinds of topics whose records are kept in another order as well."""
 
 logger = logging.getLogger("shoal.agent")
@@ -197,7 +197,7 @@ class TopicReplicas:
             replica_id,
             retention=_retention_of(settings),
             awaits_birth=bool(entry.unborn >> partition & 1),
-            fold=GroupFold if view is None else partial(GroupFold, by_due=True),
+            fold=partial(GroupFold, by_due=True) if view is ViewKind.TIMER else GroupFold,
             view=view,
             groups=self._plans_of(entry),
         )

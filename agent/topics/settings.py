@@ -48,6 +48,9 @@ LATER_SETTINGS = ("retention.hold_for_groups", "retention.acknowledged")
 SEGMENT = frozenset({"bytes", "age"})
 SCHEMAS = {"log": DEFAULT_SCHEMA, "timer": TIMER_SCHEMA, "table": DEFAULT_SCHEMA}
 """The columns of each kind of topic. Kinds other than `log` are of a later level than the first."""
+TABLE_HISTORY_MS = DAY_MS
+"""So far back a table's log goes unless somebody says otherwise: for those who follow its changes. Rows stay
+as long as their keys have them."""
 CHANGEABLE = ("replication_factor", "retention", "segment")
 _VERSION_BYTES = 8
 
@@ -152,10 +155,11 @@ def settings_from_body(body: Mapping[str, Any] | None) -> tuple[TopicSettings, b
     body = body or {}
     _check_fields(body, "", {"kind", "partitions", "replication_factor", "retention", "segment", "fsync"})
     factor = body.get("replication_factor")
-    default = TopicSettings()
+    kind, default = _kind(body.get("kind")), TopicSettings()
     settings = replace(
         default,
-        kind=_kind(body.get("kind")),
+        kind=kind,
+        retention_age_ms=TABLE_HISTORY_MS if kind == "table" else default.retention_age_ms,
         partitions=_integer(body, "partitions", default.partitions, 1, MAX_PARTITIONS),
         replication_factor=default.replication_factor if factor is None else _factor(factor),
         fsync=_fsync(body.get("fsync", True)),
