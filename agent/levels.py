@@ -182,6 +182,11 @@ ADDITIONS: tuple[Addition, ...] = (
             "LETTERS_READ": "asks for the dead letters of a partition",
         },
     ),
+    *_additions(
+        4,
+        AdditionKind.TOPIC_SETTING,
+        {"kind.timer": "is `timer`: groups see each record when it is due"},
+    ),
 )
 
 

@@ -32,7 +32,7 @@ from shoal.agent.receive import GroupKey, Range
 from shoal.agent.service.letters import is_there
 from shoal.agent.submission import Appended, Submission
 from shoal.errors import ShoalError
-from shoal.format.batch import Message, Offset, ProducerStamp
+from shoal.format.batch import DEFAULT_SCHEMA, Message, Offset, ProducerStamp
 from shoal.format.records import RecordColumns, columns_to_message
 from shoal.format.timestamps import parse_time
 
@@ -113,14 +113,20 @@ class Redriver:
         return await self._keeper().change(self._key, operation, deadline_ms)
 
     async def _take(self, letter: StoredLetter) -> None:
-        start = self._host.replica(self._source).log.start_offset
-        if letter.due_us == 0 and letter.offset < start and not letter.is_lost:
+        if not letter.is_lost and not await self._is_there(letter):
             await self._flush()
             await self._copy(letter)
             return
         self._taken.append(letter)
         if len(self._taken) >= LETTERS_AT_ONCE:
             await self._flush()
+
+    async def _is_there(self, letter: StoredLetter) -> bool:
+        """Whether retention has left the message where it was."""
+        if letter.due_us == 0:
+            return letter.offset >= self._host.replica(self._source).log.start_offset
+        [rows] = await self._keeper().due_records([Range(letter.due_us, letter.offset, 1)])
+        return bool(rows.num_rows)
 
     async def _flush(self) -> None:
         """Free those that were taken. Void: another redrive has brought them, or some of them."""
@@ -136,7 +142,10 @@ class Redriver:
     async def _copy(self, letter: StoredLetter) -> None:
         producer = ProducerStamp(redrive_producer_of(self._key, self._source.partition), 0, letter.ordinal)
         submission = Submission.of(
-            [message_of(letter)], timeout_ms=self._timeout_ms, producer=producer, consecutive=False
+            [message_of(letter, self._host.replica(self._source).plan.schema)],
+            timeout_ms=self._timeout_ms,
+            producer=producer,
+            consecutive=False,
         )
         try:
             await self._host.append(self._source, submission)
@@ -163,12 +172,12 @@ def letters_in(batch: pa.RecordBatch) -> list[StoredLetter]:
     return found
 
 
-def message_of(letter: StoredLetter) -> Message:
-    """The message as it was, with the time of the letter."""
+def message_of(letter: StoredLetter, schema: pa.Schema = DEFAULT_SCHEMA) -> Message:
+    """The message as it was, with the time of the letter; due at once."""
     kept = [
         (item["key"], item["value"])
         for item in letter.row["headers"]
         if item is not None and item["key"] not in HISTORY_HEADERS
     ]
     columns = RecordColumns([None], [letter.row["key"]], [letter.row["value"]], [kept or None])
-    return columns_to_message(columns, int(letter.row["timestamp"].timestamp() * 1_000_000))
+    return columns_to_message(columns, int(letter.row["timestamp"].timestamp() * 1_000_000), schema)

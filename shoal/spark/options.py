@@ -450,8 +450,10 @@ WRITTEN_TYPES: Final = {
     "topic": ("string",),
     "partition": ("int",),
     "timestamp": ("timestamp",),
+    "deliver_at": ("timestamp",),
 }
-"""The columns that can be written, with their types in Spark's SQL. All but value may be missing."""
+"""The columns that can be written, with their types in Spark's SQL. All but value may be missing; the last
+one is for topics of kind timer."""
 
 
 def check_written(columns: Sequence[tuple[str, str]], options: SinkOptions) -> None:

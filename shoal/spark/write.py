@@ -29,11 +29,13 @@ import pyarrow.compute as pc
 from shoal.errors import numbered
 from shoal.format.arrow_stream import (
     DEFAULT_SCHEMA,
+    DELIVER_AT_COLUMN,
     HEADERS_COLUMN,
     KEY_COLUMN,
     MAX_RECORD_BYTES,
     MAX_RECORDS_PER_BATCH,
     SEQUENCES_PER_LANE,
+    TIMER_SCHEMA,
     TIMESTAMP_COLUMN,
     VALUE_COLUMN,
     largest_record_bytes,
@@ -204,22 +206,24 @@ def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def cast(columns: dict[str, pa.Array]) -> pa.RecordBatch:
     """The columns that a topic stores, in its types. Spark's own schema varies: time zones, nullability,
     strings."""
-    stored = [column for column in DEFAULT_SCHEMA if column.name in columns]
+    stored = [column for column in TIMER_SCHEMA if column.name in columns]
     arrays = [columns[column.name].cast(column.type) for column in stored]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(stored))
 
 
 def to_wire(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows as `cast` makes them, with all columns of a topic. A time that is missing is now."""
+    """Rows as `cast` makes them, with all columns of a log, or of a timer topic where one is given. A time
+    that is missing is now."""
     arrays = []
-    for column in DEFAULT_SCHEMA:
+    schema = TIMER_SCHEMA if DELIVER_AT_COLUMN in rows.schema.names else DEFAULT_SCHEMA
+    for column in schema:
         is_given = column.name in rows.schema.names
         array = rows.column(column.name) if is_given else pa.nulls(rows.num_rows, column.type)
         if column.name == TIMESTAMP_COLUMN and array.null_count:
             now = pa.scalar(time.time_ns() // 1000, pa.int64()).cast(column.type)
             array = pc.fill_null(array, now)
         arrays.append(array)
-    return pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def measure(batch: pa.RecordBatch) -> int:

@@ -54,7 +54,7 @@ from shoal.agent.topics.catalog import (
 from shoal.agent.topics.catalog_codec import encode_command, level_of_command
 from shoal.agent.topics.entries import PartitionBirth
 from shoal.agent.topics.groups_catalog import MAC_BYTES, ChangeGroup, CreateGroup, DeleteGroup, GroupEntry
-from shoal.agent.topics.settings import LATER_SETTINGS, TopicSettings
+from shoal.agent.topics.settings import LATER_SETTINGS, TopicSettings, served_kinds
 from shoal.format.batch import Kind
 from shoal.format.hash_ranges import hash_ranges
 from shoal.membership.wire.serf import encode_tags
@@ -98,7 +98,9 @@ def test_everything_that_is_written_or_sent_stands_in_a_level() -> None:
     """And nothing else does."""
     operations = {json.loads(encode_command(command))["op"] for command in commands()}
     assert listed(AdditionKind.CATALOG_COMMAND) == operations
-    assert listed(AdditionKind.TOPIC_SETTING) == {*TopicSettings().to_catalog(), *LATER_SETTINGS}
+    kinds = {f"kind.{kind}" for kind in served_kinds()} - {"kind.log"}
+    settings = {*TopicSettings().to_catalog(), *LATER_SETTINGS, *kinds}
+    assert listed(AdditionKind.TOPIC_SETTING) == settings
     assert listed(AdditionKind.ENTRY_KIND) == {kind.name for kind in Kind} - UNWRITTEN_KINDS
     assert listed(AdditionKind.LINK_FRAME) == {frame.name for frame in FrameType}
     assert listed(AdditionKind.LINK_MESSAGE) == {message.name for message in PeerMessage}

@@ -161,6 +161,32 @@ def test_the_page_of_consumer_groups_works_as_it_stands(start_cluster: Callable[
     assert [message["value"] for message in received["messages"]] == ["to: ann"]
 
 
+def test_the_page_of_timers_works_as_it_stands(start_cluster: Callable[..., Any]) -> None:
+    """Every block of docs/timers.md: the commands of curl, of which the receive brings what is due, and the
+    Python, whose second record comes first."""
+    url = start_cluster(1).agents[0].url
+    page = ROOT / "docs" / "timers.md"
+    answers = {}
+    for command in examples(page, "against one agent"):
+        status, body = run_curl(command, url)
+        assert 200 <= status < 300, (command, status, body)
+        answers[command] = json.loads(body)
+    assert len(answers) == 6
+    (received,) = [answer for command, answer in answers.items() if "/receive" in command]
+    assert received["messages"][0]["value"] == "one value"
+    text = program(page)
+    assert text.count(DEFAULT_AGENT) == 1
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", text.replace(DEFAULT_AGENT, url)],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.splitlines() == ["one value", "soon", "water boils", "tea is ready"]
+
+
 TUTORIAL_TIMEOUT_SECONDS = 240.0  # a minute where nothing else runs
 
 

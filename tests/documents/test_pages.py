@@ -24,6 +24,7 @@ USERS = (
     *(DOCS / name for name in ("compare.md", "performance.md", "http.md", "clients.md", "spark.md")),
     DOCS / "formats.md",
     DOCS / "groups.md",
+    DOCS / "timers.md",
     *sorted((DOCS / "operations").glob("*.md")),
 )
 NOTES = sorted(path for path in (ROOT / "lab").glob("*.md") if path.name != "README.md")

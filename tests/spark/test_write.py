@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.errors import ShoalError
-from shoal.format.batch import DEFAULT_SCHEMA, decode_stream, schema_message
+from shoal.format.batch import DEFAULT_SCHEMA, TIMER_SCHEMA, decode_stream, schema_message
 from shoal.format.hash_ranges import hash_ranges, key_hash, partition_for
 from shoal.spark import send as spark_send
 from shoal.spark.http import Persistence
@@ -123,6 +123,21 @@ def test_wrong_places_get_one_line(cluster: Cluster) -> None:
         with pytest.raises(SourceError, match=says) as caught:
             write(sink(cluster, target), batch)
         assert "\n" not in str(caught.value)
+
+
+def test_a_write_may_say_when_records_are_due() -> None:
+    """In the columns of a timer topic; a null is at once, and a topic of logs gets no such column."""
+    due = pa.array([1_900_000_000_000_000, None], pa.timestamp("us", tz="Europe/Berlin"))
+    rows = to_wire(cast({"value": pa.array(["1", "2"]), "deliver_at": due}))
+    assert rows.schema == TIMER_SCHEMA
+    assert rows.column("deliver_at").cast("int64").to_pylist() == [1_900_000_000_000_000, None]
+    assert rows.column("timestamp").null_count == 0
+    given = [("value", "string"), ("deliver_at", "timestamp")]
+    check_written(given, parse_sink_options({"topic": "due"}, {}))
+    with pytest.raises(SourceError, match="column deliver_at is string, but timestamp is written"):
+        check_written(
+            [("value", "string"), ("deliver_at", "string")], parse_sink_options({"topic": "due"}, {})
+        )
 
 
 def test_sparks_varying_schemas_are_cast(cluster: Cluster) -> None:

@@ -118,13 +118,23 @@ _SEGMENT_BYTES: Schema = {**_RETENTION_BYTES, "maximum": MAX_SEGMENT_BYTES}
 RETENTION: Schema = {"$ref": "#/components/schemas/Retention"}
 SEGMENT: Schema = {"$ref": "#/components/schemas/Segment"}
 SETTINGS: dict[str, Schema] = {
-    "kind": one_of("log"),
+    "kind": described(one_of("log", "timer"), "timer: groups see each record when it is due."),
     "partitions": {"type": "integer", "minimum": 1, "maximum": MAX_PARTITIONS},
     "replication_factor": described(FACTOR, "How many, or `all`: on every agent."),
     "retention": RETENTION,
     "segment": SEGMENT,
     "fsync": BOOLEAN,
 }
+_TIMER_RETENTION: Schema = {
+    "type": "object",
+    "properties": {
+        "bytes": {"type": "null"},
+        "hold_for_groups": {"type": "boolean", "enum": [False]},
+        "acknowledged": {"type": "boolean", "enum": [False]},
+    },
+    "additionalProperties": True,
+}
+"""Records of a timer topic go by age alone, which counts from when they are due."""
 _SUMMARY: dict[str, Schema] = {
     **each(TEXT, "name", "id", "kind"),
     "partitions": COUNT,
@@ -263,9 +273,18 @@ SCHEMAS: dict[str, Schema] = {
     ),
     "Segment": closed({"bytes": or_null(_SEGMENT_BYTES), "age": or_null(AGE)}),
     "Settings": members_of(**SETTINGS),
-    "TopicSettings": closed(
-        {name: schema if name == "fsync" else or_null(schema) for name, schema in SETTINGS.items()}
-    ),
+    "TopicSettings": {
+        **closed({name: schema if name == "fsync" else or_null(schema) for name, schema in SETTINGS.items()}),
+        "if": {
+            "required": ["kind"],
+            "properties": {"kind": {"const": "timer"}},
+            "additionalProperties": True,
+        },
+        "then": {
+            "properties": {"retention": {"anyOf": [{"type": "null"}, _TIMER_RETENTION]}},
+            "additionalProperties": True,
+        },
+    },
     "TopicChanges": {
         **closed(
             {

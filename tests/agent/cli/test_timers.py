@@ -14,18 +14,13 @@ from command_line import assert_one_line, finish, run, start
 
 from shoal.agent.cli.records.produce_input import due_options
 from shoal.agent.cli.terminal.output import UsageError
-from shoal.agent.levels import Level, LevelRange
 from shoal.format.timestamps import parse_time
-from tests.agent.topics.timer_level import timer_level
-
-__all__ = ["timer_level"]
-pytestmark = pytest.mark.usefixtures("timer_level")
 
 
 @pytest.fixture
 async def agent(tmp_path: Path) -> AsyncIterator[Running]:
     async with agents_in(tmp_path) as started:
-        yield await started.alone("one", LevelRange(Level(1), Level(4)))
+        yield await started.alone("one")
 
 
 async def test_a_timer_topic_is_made_filled_and_consumed(agent: Running) -> None:

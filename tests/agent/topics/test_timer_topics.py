@@ -10,7 +10,7 @@ from waiting import until
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.groups.fold import GroupFold
-from shoal.agent.levels import Level, LevelRange
+from shoal.agent.levels import Level
 from shoal.agent.partition.plan import ViewKind
 from shoal.agent.topics.catalog import AlterTopic, Catalog, ChangeTopic, CreateTopic, RaiseLevel, TopicEntry
 from shoal.agent.topics.catalog_codec import decode_command, encode_command, level_of_command
@@ -24,11 +24,8 @@ from shoal.agent.topics.settings import (
 from shoal.errors import ShoalError
 from shoal.format.batch import DEFAULT_SCHEMA, TIMER_SCHEMA
 from tests.agent.topics.test_catalog_service import SELF, Fixture, entry, frame
-from tests.agent.topics.timer_level import timer_level
 
 FOUR = Level(4)
-__all__ = ["timer_level"]
-pytestmark = pytest.mark.usefixtures("timer_level")
 
 
 def timers(**settings: object) -> TopicEntry:
@@ -106,7 +103,7 @@ def test_a_catalog_with_timers_comes_back() -> None:
 
 async def test_replicas_of_a_timer_topic_keep_a_view() -> None:
     """And its groups go by due times. A log has none of that."""
-    fixture = Fixture((SELF,), levels=LevelRange(Level(1), FOUR))
+    fixture = Fixture((SELF,))
     log, due = GroupId(entry(2).topic_id, 0), GroupId(entry().topic_id, 0)
     fixture.service.apply(frame(0, RaiseLevel(FOUR), CreateTopic(timers()), CreateTopic(entry(2))))
     async with fixture.running():

@@ -14,20 +14,15 @@ import pytest
 from agents import Agents, Running, agents_in
 
 from shoal.agent.groups.leader.group_leader import MAX_DUE_RANGES
-from shoal.agent.levels import Level, LevelRange
 from shoal.client.http.requests import Answer
 from shoal.client.subscribe.exchange import arrival_of
 from shoal.format.batch import TIMER_SCHEMA
 from shoal.format.timestamps import format_time, parse_time
-from tests.agent.topics.timer_level import timer_level
 
-LEVELS = LevelRange(Level(1), Level(4))
 TOPIC = "/v1/topics/due"
 ARROW = "application/vnd.apache.arrow.stream"
 FIELD_BYTES_MAX = 8_190
 """Of a header's value, in clients made with aiohttp."""
-__all__ = ["timer_level"]
-pytestmark = pytest.mark.usefixtures("timer_level")
 
 
 @pytest.fixture
@@ -39,7 +34,7 @@ async def agents(tmp_path: Path) -> AsyncIterator[Agents]:
 @pytest.fixture
 async def agent(agents: Agents) -> Running:
     """With a timer topic of one partition."""
-    running = await agents.alone("one", LEVELS)
+    running = await agents.alone("one")
     status, made = await running.call("PUT", TOPIC, {"kind": "timer"})
     assert status == 201, made
     assert (made["kind"], made["settings"]["kind"]) == ("timer", "timer")
@@ -263,7 +258,7 @@ async def test_dead_letters_of_timers_are_a_log(agent: Running) -> None:
 
 async def test_three_agents_serve_a_timer_topic_at_any_of_them(agents: Agents) -> None:
     """Appends, receives and seeks go to the leader of each partition; a delay counts once."""
-    cluster = await agents.cluster(3, LEVELS)
+    cluster = await agents.cluster(3)
     status, said = await cluster[0].call("PUT", TOPIC, {"kind": "timer", "partitions": 3})
     assert status == 201, said
     begun_us = now_us()

@@ -15,7 +15,6 @@ import pytest
 from agents import agents_in
 
 from shoal import AsyncClient
-from shoal.agent.levels import Level, LevelRange
 from shoal.client.produce.accumulator import Chunk, Gatherer
 from shoal.client.produce.batcher import BatchingConfig
 from shoal.client.produce.request_stream import encode_stream
@@ -23,12 +22,10 @@ from shoal.errors import ShoalError
 from shoal.format.batch import DEFAULT_SCHEMA, TIMER_SCHEMA, decode_stream
 from shoal.format.tabular import batches_of
 from shoal.format.timestamps import MAX_AHEAD_US, due_us, format_time
-from tests.agent.topics.timer_level import timer_level
 
 NOW_US = 1_700_000_000_000_000
 MOMENT = datetime(2030, 1, 1, 9, tzinfo=UTC)
 MOMENT_US = 1_893_488_400_000_000
-__all__ = ["timer_level"]
 
 
 def gathered(put: Callable[[Gatherer], object]) -> pa.RecordBatch:
@@ -107,11 +104,10 @@ def test_frames_say_it_in_a_column_or_all_alike(make: Any) -> None:
         assert caught.value.code == "bad-request"
 
 
-@pytest.mark.usefixtures("timer_level")
 async def test_messages_of_every_producer_come_when_they_are_due(tmp_path: Path) -> None:
     """Sent alone, gathered, as JSON and as a table, in one partition; a log's columns are due at once."""
     async with agents_in(tmp_path) as started:
-        agent = await started.alone("one", LevelRange(Level(1), Level(4)))
+        agent = await started.alone("one")
         assert (await agent.call("PUT", "/v1/topics/due", {"kind": "timer"}))[0] == 201
         async with AsyncClient(agent.agent.url) as client:
             begun_us = time.time_ns() // 1_000
