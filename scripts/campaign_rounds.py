@@ -1,4 +1,4 @@
-"""What one round of a campaign does, over the segment store or the state of groups, from one seed.
+"""What one round of a campaign does, over the segment store, sorted views or the state of groups.
 
 Law of this file: a round takes seconds to a minute, adds its faults as they are survived, and raises what it
 finds; time, record and the other campaigns are campaigns.py's.
@@ -29,6 +29,7 @@ FUSE_LIVES, FUSE_FAILURES = 15, 6
 MUTATIONS = 5_000  # of each decoder
 HISTORIES, HISTORY_STEPS = 40, 40
 WALK_STEPS = 2_000  # operations of consumer groups in one log
+VIEW_STEPS = 150  # entries of a timer topic, each followed by work or a fault
 
 
 class Outcome(Protocol):
@@ -120,12 +121,20 @@ def groups(seed: int, outcome: Outcome) -> int:
     return 1
 
 
+def timers(seed: int, outcome: Outcome) -> int:
+    """The view of a timer topic beside a sorted list, under failing disks, power failures and damage."""
+    walk = importlib.import_module("tests.agent.views.view_walk").walk
+    outcome.faults += asyncio.run(walk(seed, VIEW_STEPS))
+    return 1
+
+
 ROUNDS: dict[str, Round] = {
     "store": store,
     "kills": kills,
     "decoders": decoders,
     "states": states,
     "groups": groups,
+    "timers": timers,
 }
 
 
