@@ -124,7 +124,7 @@ class TablePartitionReader:
                 found.append(batch.filter(begins))
         except SourceError as error:
             raise SourceError(
-                f"{self._place} changed while it was read, and its table.history may be too short to tell"
+                f"{self._place} changed while it was read, and its retention.age may be too short to tell"
                 f" ({error})"
             ) from error
         if not found:

@@ -121,7 +121,7 @@ def test_faults_are_one_line(tables: FakeTables) -> None:
         tables.cluster.topics["t"].start = max(log.end for log in tables.cluster.topics["t"].partitions)
 
     tables.on_page = trim
-    with pytest.raises(SourceError, match=r"table\.history may be too short") as caught:
+    with pytest.raises(SourceError, match=r"retention\.age may be too short") as caught:
         read(tables, tables.rows("t")[b"k01"].partition, page_rows=2)
     assert "\n" not in str(caught.value)
 

@@ -109,9 +109,9 @@ class AsyncTableWatch(LiveObject):
     def positions(self) -> dict[int, int] | None:
         """Where a later watch goes on, by partition, once all that is `ready` was told; None while the
         contents are read."""
-        if self._consumer is None or self._seen is not None or self.ready:
+        if self._start is None or self._seen is not None or self.ready:
             return None
-        return self._consumer.positions()
+        return dict(self._start) if self._consumer is None else self._consumer.positions()
 
     async def fill(self) -> None:
         """Wait until something is ready, or the watch is closed. Cancelled, it may be called again. Raises

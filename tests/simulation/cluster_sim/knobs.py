@@ -70,6 +70,7 @@ class Knobs:
     letters: bool  # what their consumers give up goes to topics of dead letters
     operates: tuple[Deed, ...]  # what somebody does to the groups meanwhile
     timers: bool  # groups of all modes work on a topic whose messages fall due
+    tables: bool  # somebody puts, compares, gets and watches the rows of a table
     only: tuple[str, ...] = ()  # names of faults: no others then; never drawn
 
     @classmethod
@@ -128,6 +129,7 @@ class Knobs:
             letters=rng.random() < 0.5,
             operates=rng.choice(DEEDS) if rng.random() < 0.5 else (),
             timers=rng.random() < 0.25,
+            tables=rng.random() < 0.25,
         )
 
     @classmethod

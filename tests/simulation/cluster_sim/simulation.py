@@ -45,6 +45,7 @@ from cluster_sim.loop import LIFE, WATCHED_ROUNDS, Life, SimLoop
 from cluster_sim.network import Conditions, Network
 from cluster_sim.node import Node
 from cluster_sim.queues import Queues
+from cluster_sim.tables import Tables
 from cluster_sim.timers import Timers
 from cluster_sim.topics import TopicClient
 from cluster_sim.upgrades import Upgrades
@@ -122,6 +123,7 @@ class ClusterSimulation:
         self.queues = Queues(self)
         self.timers = Timers(self)
         self.groups = GroupInvariants(self.invariants, self.loop)
+        self.tables = Tables(self)
         self.nemesis = Nemesis(self)
         self.verdict = Verdict(self)
         self.producers: list[Producer] = []
@@ -169,6 +171,7 @@ class ClusterSimulation:
             f"{faults} faults, {self.history.acknowledged_records} records acknowledged, "
             f"{len(self.history.polls)} reads, "
             f"{self.invariants.checks} checks, {self.queues.summary()}{self.timers.summary()}"
+            f"{self.tables.summary()}"
             f"limits met: {to_text(self.limits_met)}; "
             f"trace {self.trace_hash}"
         )
@@ -231,6 +234,8 @@ class ClusterSimulation:
         await self._as_client(self.topics.create(TOPIC, self.topic_body(self.knobs.partitions)))
         for queues in self.with_groups:
             await self._as_client(queues.start())
+        if self.tables.is_on:
+            await self._as_client(self.tables.start())
         self.upgrades.look()
         self.calm_weather()
         for node in self.nodes:
@@ -268,6 +273,8 @@ class ClusterSimulation:
         if self.timers.is_on:
             await self.timers.judge_views()
         await self._as_client(verdict.judge())
+        if self.tables.is_on:
+            await self._as_client(self.tables.judge())
         if self.knobs.births:
             await Births(self).run()
         if self.knobs.disaster:
@@ -316,6 +323,7 @@ class ClusterSimulation:
     def _start_clients(self) -> list[asyncio.Task[Any]]:
         clients = [*self._partition_clients(), *self._topic_clients()]
         clients += [client for queues in self.with_groups for client in queues.clients()]
+        clients += self.tables.clients() if self.tables.is_on else []
         return [self.loop.spawn(self.clients, client.run()) for client in clients]
 
     def _topic_clients(self) -> list[AnyTopicClient]:
