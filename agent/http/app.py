@@ -28,6 +28,7 @@ from shoal.agent.http.core.parameters import NO_QUERY, parse_query
 from shoal.agent.http.core.problems import problem_response
 from shoal.agent.http.docs.openapi import Description
 from shoal.agent.http.fast_receive import FastReceives
+from shoal.agent.http.fast_row import FastRows
 from shoal.agent.http.fetch import merged, offsets, read
 from shoal.agent.http.front import Connection
 from shoal.agent.http.groups import acts, receive, redrive, wait
@@ -68,6 +69,7 @@ class Dispatcher:
         self._table = RouteTable(described.routes, {**produce.HINTS, **table_row.HINTS})
         self.appends = FastAppends(context, self._policy, self._table, produce.ROUTES)
         self.receives = FastReceives(context, self._policy, self._table)
+        self.rows = FastRows(context, self._policy, self._table)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One request, until its answer is written whole. Raises ConnectionError only, when nothing can be
@@ -152,7 +154,9 @@ class HttpRunner:
 
     def __init__(self, dispatcher: Dispatcher, context: Context) -> None:
         self.context = context
-        self._shared = Shared(dispatcher.appends, dispatcher.receives, web.Server(dispatcher.handle))
+        self._shared = Shared(
+            dispatcher.appends, dispatcher.receives, dispatcher.rows, web.Server(dispatcher.handle)
+        )
         self._listeners: list[asyncio.Server] = []
 
     @property

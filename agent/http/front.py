@@ -2,7 +2,7 @@
 
 Law of this file: bytes in, bytes out, in the order of the requests. Where each request ends is http1's
 matter. A plain append takes the fast path (fast_append.py), and its body is received where it will stay. So
-does a plain receive (fast_receive.py).
+do a plain receive (fast_receive.py), and a GET or a PUT of a row (fast_row.py).
 Any other request goes to aiohttp (core/handed_over.py), its own bytes and no more, and the next one is
 looked at when its answer has left. A connection whose bytes http1 does not read is aiohttp's for good.
 """
@@ -22,6 +22,7 @@ from shoal.agent.http.core.handed_over import Front, HandedOver
 from shoal.agent.http.core.leader import MOVING_CODES
 from shoal.agent.http.core.problems import problem_bytes
 from shoal.agent.http.fast_receive import Ended, FastReceive
+from shoal.agent.http.fast_row import FastRow
 from shoal.agent.http.http1.connection import ConnectionState, HttpConnection
 from shoal.agent.http.http1.head import RequestHead
 from shoal.agent.http.produce.fast_answer import append_answer
@@ -98,7 +99,8 @@ class Connection(Front):
         self._shared = shared
         self._appends = shared.appends
         self.measures = shared.appends.context.measures
-        self._http: HttpConnection[FastRequest | FastReceive | RequestHead] = HttpConnection(shared.request)
+        self._http: HttpConnection[FastRequest | FastReceive | FastRow | RequestHead]
+        self._http = HttpConnection(shared.request)
         self.transport: asyncio.Transport | None = None
         self._handler: HandedOver | None = None  # aiohttp's, once a request went there
         self.under_way = False
@@ -266,7 +268,7 @@ class Connection(Front):
             head, request, body = received
             if isinstance(request, FastRequest) and self._receive_append(head, request, body):
                 pass
-            elif isinstance(request, FastReceive) and len(body) == request.body_bytes:
+            elif isinstance(request, FastReceive | FastRow) and len(body) == request.body_bytes:
                 assert self._receive is None
                 self._receive = self._shared.loop.create_task(self._serve(head, request, bytes(body)))
             elif self._handler is None:
@@ -396,15 +398,18 @@ class Connection(Front):
             whole = append.request.body_bytes
             self._appends.context.gate.give_up(whole, whole - len(rest))
 
-    # Receives
+    # Receives and rows
 
     @property
     def protocol(self) -> object:
         """As those know it who end what waits for a connection."""
         return self
 
-    async def _serve(self, head: bytes, request: FastReceive, body: bytes) -> None:
-        ended = await self._shared.receives.serve(request, body, self)
+    async def _serve(self, head: bytes, request: FastReceive | FastRow, body: bytes) -> None:
+        if isinstance(request, FastRow):
+            ended = await self._shared.rows.serve(request, body, self)
+        else:
+            ended = await self._shared.receives.serve(request, body, self)
         self._receive = None
         if ended is Ended.MOVED:
             self._hand_over(head + body)

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from shoal.agent.http.admission.limits import KIB
 from shoal.agent.http.fast_receive import FastReceive, FastReceives
+from shoal.agent.http.fast_row import FastRow, FastRows
 from shoal.agent.http.http1.head import RequestHead
 from shoal.agent.http.produce.fast_append import FastAppends, FastRequest
 
@@ -29,12 +30,15 @@ class Shared:
 
     __slots__ = (
         "_look_ms", "_timer", "appends", "fronts", "handlers", "limits", "loop", "now_ms", "receives",
-        "scratch",
+        "rows", "scratch",
     )  # fmt: skip
 
-    def __init__(self, appends: FastAppends, receives: FastReceives, handlers: web.Server) -> None:
+    def __init__(
+        self, appends: FastAppends, receives: FastReceives, rows: FastRows, handlers: web.Server
+    ) -> None:
         self.appends = appends
         self.receives = receives
+        self.rows = rows
         self.limits = limits = appends.context.limits
         self.handlers = handlers
         self.loop = asyncio.get_running_loop()
@@ -44,14 +48,14 @@ class Shared:
         self._look_ms = min(limits.idle_ms, limits.body_stall_ms, limits.unread_ms) / LOOKS
         self._timer: asyncio.TimerHandle | None = None
 
-    def request(self, data: bytes) -> FastRequest | FastReceive | RequestHead | None:
+    def request(self, data: bytes) -> FastRequest | FastReceive | FastRow | RequestHead | None:
         """The request of a whole head. RequestHead: it goes the ordinary way. None: it cannot be read."""
         receive = self.receives.remembered.get(data)
         if receive is not None:
             return receive
         request = self.appends.request(data)
         if isinstance(request, RequestHead):
-            return self.receives.request(data, request) or request
+            return self.receives.request(data, request) or self.rows.request(data, request) or request
         return request
 
     def add(self, front: Connection) -> None:

@@ -13,7 +13,7 @@ from shoal.agent.http.http1.head import BLANKS, FIELD
 
 # Headers that change nothing about how the request is read or answered, and those that fast_append.py looks
 # at.
-_UNDERSTOOD: Final = frozenset((
+UNDERSTOOD: Final = frozenset((
     "accept", "accept-encoding", "accept-language", "connection", "content-length", "content-type", "host",
     "shoal-producer-epoch", "shoal-producer-id", "shoal-producer-order", "shoal-producer-sequence",
     "user-agent",
@@ -37,7 +37,7 @@ def append_head(data: bytes, body_bytes: int) -> Head | None:
     headers = CIMultiDict[str]()
     for name, value in FIELD.findall(data):
         lower = name.lower().decode()
-        if lower not in _UNDERSTOOD or lower in headers:
+        if lower not in UNDERSTOOD or lower in headers:
             return None
         headers[lower] = value.strip(BLANKS).decode()
     return Head(data.split(b" ", 2)[1].decode(), headers, body_bytes)

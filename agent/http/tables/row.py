@@ -196,17 +196,16 @@ async def _write(call: Call, write: RowWrite) -> web.Response:
         return outcome_in(await while_it_leads(call.context, leader, topic, partition, exchange), partition)
 
     done = await at_leader(call, partition_of(call, topic, partition), here, there, deadline)
-    return _stored(partition, done)
-
-
-def _stored(partition: int, done: Appended) -> web.Response:
-    appended: Json = {"partition": partition, "base_offset": done.base_offset, "count": 1}
-    document: Json = {"count": 1, "appended": [appended]}
-    if done.duplicate:
-        document["duplicate"] = True
-    response = json_response(document)
+    response = json_response(stored_document(partition, done))
     response.headers["ETag"] = tag_of(done.base_offset)
     return response
+
+
+def stored_document(partition: int, done: Appended) -> Json:
+    """As the answer of an append."""
+    appended: Json = {"partition": partition, "base_offset": done.base_offset, "count": 1}
+    document: Json = {"count": 1, "appended": [appended]}
+    return document | {"duplicate": True} if done.duplicate else document
 
 
 HINTS = {

@@ -177,7 +177,7 @@ class Side:
 
 
 def with_front(dispatcher: Dispatcher, server: web.Server) -> asyncio.BaseProtocol:
-    return Connection(Shared(dispatcher.appends, dispatcher.receives, server))
+    return Connection(Shared(dispatcher.appends, dispatcher.receives, dispatcher.rows, server))
 
 
 def aiohttp_alone(dispatcher: Dispatcher, server: web.Server) -> asyncio.BaseProtocol:
