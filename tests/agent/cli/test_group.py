@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pathlib
+import re
 import signal
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,7 +16,7 @@ from command_line import assert_one_line, finish, run, start
 from fake_cluster import FakeCluster, refuse, reset_after_storing
 from fake_group_routes import FakeGroups
 
-from shoal.agent.cli.group import changeable, consumer_rows, start_text, totals_text
+from shoal.agent.cli.group import changeable, consumer_rows, describe, list_, start_text, totals_text
 from shoal.agent.cli.main import app
 from shoal.agent.cli.terminal.completion import complete_group
 from shoal.agent.cli.terminal.output import CliError
@@ -44,6 +45,55 @@ def undone(groups: FakeGroups) -> int:
         desk.group.spans.undone + desk.feed.count(desk.group.next, desk.append_us)
         for desk in groups.desks("payments", "billing")
     )
+
+
+BUSY_PARTITION = {
+    "partition": 1_023,
+    "position": {"offset": 12_345_678_901},
+    "high_watermark": 12_345_999_999,
+    "lag": 321_098,
+    "lag_seconds": 200_000,
+    "in_flight": 100_000,
+    "delayed": 100_000,
+    "owner": "warehouse-machine-17",
+    "window": "window-full",
+    "blocked_by": "customer-0123456789",
+    "stopped": 1_000,
+    "consumers": [{"consumer": "warehouse-machine-17", "holds": 100_000, "seen_ms": 90_000}],
+}
+BUSY_GROUP = {
+    "id": "0123456789abcdef" * 2,
+    "mode": "key-ordered",
+    "paused": True,
+    "retry": {"first": "1s", "factor": 2, "most": "5m"},
+    "max_attempts": 5,
+    "visibility": "30s",
+    "dead": "letter",
+    "session": "30s",
+    "totals": {"lag": 321_098},
+    "partitions": [BUSY_PARTITION],
+}
+"""As large as the numbers of a group become."""
+
+
+@pytest.mark.parametrize("command", [list_, describe])
+def test_tables_of_groups_fit_a_terminal(
+    command: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 80 columns, whatever stands in them: what can be spared goes, and lag and position stay."""
+    listed = {"mode": "key-ordered", "paused": True, "lag": 321_098, "in_flight": 100_000, "dead": 100_000}
+    found = [{"name": "billing-of-the-warehouse", **listed}]
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(
+        "shoal.agent.cli.group.with_admin", lambda *_: found if command is list_ else BUSY_GROUP
+    )
+    arguments = ("payments",) if command is list_ else ("payments", "billing")
+    command(*arguments)
+    lines = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
+    table = lines[next(number for number, line in enumerate(lines) if "LAG" in line) :]
+    assert max(map(len, table)) <= 80, table
+    assert any("321,098" in line for line in table)
 
 
 async def test_a_group_is_made_shown_changed_and_deleted(groups: FakeGroups) -> None:
