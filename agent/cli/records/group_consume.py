@@ -140,15 +140,16 @@ async def _each(
 
 async def _run(message: GroupMessage, command: str, counts: _Counts) -> None:
     """The command with the record's value on its standard input: 0 acks, anything else nacks."""
-    process = await asyncio.create_subprocess_shell(
-        command, stdin=asyncio.subprocess.PIPE, env=_environment(message)
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_shell(command, stdin=asyncio.subprocess.PIPE, env=_environment(message))
     )
     try:
+        process = await asyncio.shield(starting)  # it may run before this goes on, and has to be ended then
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it need not read its input
             await process.communicate(message.value or b"")
         status = await process.wait()
     except asyncio.CancelledError:
-        if await _ended(process) == 0:
+        if await _ended(await starting) == 0:
             counts.done += 1
             message.ack()
         else:  # interrupted, and not failed

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pathlib
 import re
 import signal
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -18,6 +20,7 @@ from fake_group_routes import FakeGroups
 
 from shoal.agent.cli.group import changeable, consumer_rows, describe, list_, start_text, totals_text
 from shoal.agent.cli.main import app
+from shoal.agent.cli.records.group_consume import _Counts, _run
 from shoal.agent.cli.terminal.completion import complete_group
 from shoal.agent.cli.terminal.output import CliError
 from shoal.agent.groups.place import START
@@ -250,6 +253,29 @@ async def test_a_signal_releases_what_was_not_begun(
         numbers = desk.leader.describe(desk.now_ms, desk.append_us)
         assert numbers.in_flight == 0
         assert all(span.attempts == 0 for span in desk.group.spans.from_place(START))
+
+
+async def test_a_signal_while_a_command_starts_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may run already when nobody knows its process yet: the message is released all the same."""
+    create, started = asyncio.create_subprocess_shell, asyncio.Event()
+    processes: list[asyncio.subprocess.Process] = []
+
+    async def slow(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        processes.append(await create(*arguments, **options))
+        started.set()
+        await asyncio.sleep(0)  # for the one who cancels
+        return processes[0]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_shell", slow)
+    message = Mock(topic="payments", partition=0, offset=0, attempts=1, key=None, value=b"", headers=())
+    monkeypatch.setattr("shoal.agent.cli.records.group_consume._environment", lambda _: dict(os.environ))
+    running = asyncio.create_task(_run(message, "exec sleep 60", _Counts()))
+    await started.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert processes[0].returncode == -signal.SIGTERM
+    assert [called[0] for called in message.method_calls] == ["release"]
 
 
 @pytest.mark.parametrize(
