@@ -14,7 +14,7 @@ from typing import IO, Any, Self
 import pyarrow as pa
 
 from shoal.agent.cli.terminal.output import CliError, UsageError
-from shoal.format.batch import DEFAULT_SCHEMA, BatchError, Kind, to_record_batch
+from shoal.format.batch import DEFAULT_SCHEMA, TIMER_SCHEMA, BatchError, Kind, to_record_batch
 from shoal.format.record_text import render_ndjson
 from shoal.segment_store.check.examination import StoredFrame
 
@@ -40,7 +40,8 @@ class Exporter:
         self.records = 0
         self._form = form
         self._to = to
-        self._schema = pa.schema([OFFSET_FIELD, *DEFAULT_SCHEMA])
+        self._columns: pa.Schema | None = None
+        """Of the log's records, which the first batch shows."""
         self._writer: Any = None
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = self._waiting_bytes = 0
@@ -56,16 +57,22 @@ class Exporter:
             self._sink: IO[bytes] = sys.stdout.buffer
         else:
             self._sink = open(self._to + PARTIAL_SUFFIX, "wb")
+        return self
+
+    def _begin(self, columns: pa.Schema) -> None:
+        self._columns = columns
+        self._schema = pa.schema([OFFSET_FIELD, *columns])
         if self._form is ExportFormat.ARROW:
             self._writer = pa.ipc.new_stream(self._sink, self._schema)
         elif self._form is ExportFormat.PARQUET:
             import pyarrow.parquet as pq
 
             self._writer = pq.ParquetWriter(self._sink, self._schema, compression="zstd")
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
+            if self._columns is None:
+                self._begin(DEFAULT_SCHEMA)
             self._write_group()
             if self._writer is not None:
                 self._writer.close()
@@ -83,7 +90,14 @@ class Exporter:
         if frame.stamp.kind is not Kind.DATA or not frame.stamp.record_count:
             return
         try:
-            batch = to_record_batch(frame.data, DEFAULT_SCHEMA)
+            if self._columns is None:
+                try:
+                    to_record_batch(frame.data, TIMER_SCHEMA)
+                except BatchError:  # a log's batches have too few fields for these columns
+                    self._begin(DEFAULT_SCHEMA)
+                else:
+                    self._begin(TIMER_SCHEMA)
+            batch = to_record_batch(frame.data, self._columns)
         except BatchError as error:
             raise CliError(f"entry {frame.stamp.index} verifies but is no record batch: {error}") from error
         base = frame.entry.base_offset

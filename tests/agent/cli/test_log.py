@@ -7,6 +7,8 @@ import os
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,18 +16,23 @@ import pytest
 from command_line import Ran, assert_one_line
 
 from shoal.agent.cli.main import main
+from shoal.agent.cli.records.export import Exporter, ExportFormat
 from shoal.agent.topics.catalog import Catalog
 from shoal.agent.topics.cluster_file import ClusterRecord, save_cluster
 from shoal.format.batch import (
     DEFAULT_SCHEMA,
+    TIMER_SCHEMA,
     Flag,
     LogIdentity,
     LogIndex,
+    Offset,
     Term,
     message_from_batch,
     stamp_message,
 )
+from shoal.format.records import RecordColumns, columns_to_batch
 from shoal.segment_store import DirectoryLock, LogConfig, PartitionLog, ThreadDisk
+from shoal.segment_store.check.examination import StoredFrame
 
 CLUSTER_ID = b"c" * 16
 TOPIC_ID = b"t" * 16
@@ -155,6 +162,32 @@ def test_export_writes_every_record_with_its_offset(
     lines = [json.loads(line) for line in ran.stdout.splitlines()]
     assert [(line["offset"], line["value"]) for line in lines] == [(n, str(n)) for n in range(4, 8)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "out.arrow", "out.parquet"]
+
+
+def test_export_has_the_due_times_of_a_timer_topic(tmp_path: pathlib.Path) -> None:
+    """Its batches show that they have the column; a log without records has a log's columns."""
+    columns = RecordColumns()
+    columns.append(1, b"k", b"v", None, 1_900_000_000_000_000)
+    columns.append(2, None, b"w", None)
+    frame = stamp_message(
+        message_from_batch(columns_to_batch(columns, 0, TIMER_SCHEMA)),
+        LogIdentity(CLUSTER_ID, TOPIC_ID, 0),
+        base_offset=Offset(7),
+        term=Term(1),
+        previous_term=Term(1),
+        index=LogIndex(9),
+        append_time_us=0,
+    )
+    path = tmp_path / "out.arrow"
+    with Exporter(ExportFormat.ARROW, str(path)) as exporter:
+        exporter.take(StoredFrame(cast("Any", SimpleNamespace(base_offset=7)), frame.stamp, frame.data))
+    table = pa.ipc.open_stream(path.read_bytes()).read_all()
+    assert table.column_names == ["offset", *TIMER_SCHEMA.names]
+    assert table.column("deliver_at").cast(pa.int64()).to_pylist() == [1_900_000_000_000_000, None]
+    with Exporter(ExportFormat.ARROW, str(tmp_path / "empty.arrow")):
+        pass
+    empty = pa.ipc.open_stream((tmp_path / "empty.arrow").read_bytes())
+    assert empty.schema.names == ["offset", *DEFAULT_SCHEMA.names]
 
 
 def test_export_leaves_damage_out_and_says_so(

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pyarrow as pa
 import pytest
 from agents import Agents, Running, agents_in
 
+from shoal.agent.delivery.keeper import GroupKeeper
 from shoal.agent.groups.leader.group_leader import MAX_DUE_RANGES
 from shoal.client.http.requests import Answer
 from shoal.client.subscribe.exchange import arrival_of
@@ -254,6 +256,29 @@ async def test_dead_letters_of_timers_are_a_log(agent: Running) -> None:
     assert (status, said["redriven"]) == (200, 1)
     [again] = (await receive(agent, wait="2s"))["messages"]
     assert (again["value"], again["offset"], again["attempt"]) == ("bad", 0, 1)
+
+
+async def test_a_letter_whose_message_is_past_its_retention_comes_again_as_a_record(
+    agent: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new one, due at once."""
+    await put(agent, {"value": "bad", "delay": "10ms"})
+    [message] = (await receive(agent, wait="2s"))["messages"]
+    await agent.call("POST", f"{TOPIC}/groups/g/reject", {"receipts": [message["receipt"]]})
+    records: list[dict[str, Any]] = []
+    while not records:
+        _, read = await agent.call("GET", "/v1/topics/due.dead.g/partitions/0/records", wait="5s")
+        records = read["records"]
+
+    async def nothing(_self: GroupKeeper, _ranges: object) -> list[pa.RecordBatch]:
+        return [pa.RecordBatch.from_pylist([], schema=TIMER_SCHEMA)]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GroupKeeper, "due_records", nothing)
+        status, said = await agent.call("POST", f"{TOPIC}/groups/g/redrive", {})
+        assert (status, said["redriven"], said["copied"]) == (200, 1, 1)
+    [again] = (await receive(agent, wait="2s"))["messages"]
+    assert (again["value"], again["offset"], again["deliver_at"]) == ("bad", 1, None)
 
 
 async def test_three_agents_serve_a_timer_topic_at_any_of_them(agents: Agents) -> None:
