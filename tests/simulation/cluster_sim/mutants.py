@@ -50,6 +50,7 @@ from cluster_sim.queue_mutants import (
 )
 from cluster_sim.simulation import ClusterSimulation
 from cluster_sim.timer_mutants import (
+    believe_every_chunk,
     drop_a_row_at_a_merge,
     give_before_they_are_due,
     sort_by_the_producers_clock,
@@ -538,6 +539,12 @@ MUTANTS = (
     Mutant(give_before_they_are_due, ("GroupHistory",), knobs=TIMERS),
     Mutant(sort_by_the_producers_clock, ("GroupHistory", "QueuesDrain", "ViewHasAll"), knobs=TIMERS),
     Mutant(trim_before_runs_are_saved, ("ViewBehindLog",), knobs=TIMERS),
+    Mutant(
+        believe_every_chunk,
+        ("ViewHasAll", "GroupHistory", "NoInternalError"),
+        first_seed=1,
+        knobs=TIMERS | {"only": ("rot_run", "rot_run", "kill_one"), "rot": True},
+    ),
     Mutant(drop_a_row_at_a_merge, ("ViewHasAll", "GroupHistory", "QueuesDrain"), knobs=TIMERS),
 )
 

@@ -9,12 +9,10 @@ import pyarrow.compute as pc
 
 from shoal.agent.delivery.view_feed import ViewFeed
 from shoal.agent.groups.partition_group import PartitionGroup
-from shoal.agent.receive import DuePlace
 from shoal.agent.views import memory_rows, run_reader
 from shoal.agent.views.run_maker import _Merge
-from shoal.agent.views.upkeep.view_set import ViewSet
 from shoal.agent.views.view import SortedView
-from shoal.format.batch import DELIVER_AT_COLUMN, Offset
+from shoal.format.batch import DELIVER_AT_COLUMN
 
 Patch = tuple[Any, str, Any]
 AHEAD_US = 1_000_000
@@ -87,28 +85,3 @@ def drop_a_row_at_a_merge() -> list[Patch]:
         return rows
 
     return [(_Merge, "_sorted", mutated)]
-
-
-def install_a_log_without_its_view() -> list[Patch]:
-    """The copy of a log begins where the sender's does, and the view before it stays away."""
-
-    async def copy_to(*_: object) -> Offset:
-        return Offset(2**62)
-
-    return [(ViewSet, "copy_to", copy_to)]
-
-
-def look_beyond_what_the_view_has() -> list[Patch]:
-    """Messages are given up to now, whatever is committed that the view has yet to take."""
-    return [(ViewFeed, "end", lambda _, append_us: DuePlace(append_us + 1, 0))]
-
-
-def forget_what_came_during_a_run() -> list[Patch]:
-    """Memory lets go of all it has when a run is saved."""
-    saved_up_to = SortedView.saved_up_to
-
-    async def mutated(self: SortedView, *arguments: Any) -> None:
-        await saved_up_to(self, *arguments)
-        self.memory.drop_before(self.applied.offset)
-
-    return [(SortedView, "saved_up_to", mutated)]

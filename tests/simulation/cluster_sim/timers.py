@@ -9,7 +9,8 @@ ViewHasAll       each offset stands once in the view, in order, with the record 
                  alike at every replica; a record that is due in a year too
 ViewBehindLog    what the log has no more is saved in the view, whenever something is committed
 DueAsAsked       no record is due before its producer wants it, nor before it was appended
-LogIsTrimmed     in the end the log keeps no segment that every view has saved, whatever is pending in it
+LogIsTrimmed     in the end the log keeps no segment that every view has saved, whatever is pending in it;
+                 while a replica of a lost disk counts, the others keep what that lacks
 """
 
 from __future__ import annotations
@@ -24,9 +25,7 @@ from group_history import Logged
 from group_operator import Deed
 from log_clients import now_s
 
-import cluster_sim.upgrades as upgrades_module
 import shoal.agent.partition.state.retention as retention_module
-import shoal.agent.topics.entries as entries_module
 import shoal.agent.views.merge_plan as merge_module
 import shoal.agent.views.row_order as order_module
 import shoal.agent.views.timer_view as timer_view_module
@@ -36,8 +35,6 @@ import shoal.agent.views.view as view_module
 from cluster_sim.invariants import InvariantViolation
 from cluster_sim.queues import SETTINGS, Queues
 from cluster_sim.world import EPOCH_S
-from shoal.agent import levels
-from shoal.agent.levels import AdditionKind, Level, LevelRange
 from shoal.agent.partition.replica import Replica
 from shoal.agent.receive import DuePlace, Range
 from shoal.agent.views.timer_view import END, ChunksMissing
@@ -157,12 +154,7 @@ class Timers(Queues):
     def replacements(self) -> list[tuple[Any, str, Any]]:
         """Small views."""
         parts = merge_module.merge_parts
-        four = LevelRange(levels.FIRST_LEVEL, max(levels.SUPPORTED.highest, Level(4)))
-        kind = {(AdditionKind.TOPIC_SETTING, "kind.timer"): Level(4)}
         return [
-            (levels, "_LEVELS", kind | levels._LEVELS),
-            (entries_module, "SUPPORTED", four),
-            (upgrades_module, "PRESENT", four),
             (view_module, "ViewLimits", partial(ViewLimits, **SMALL)),
             (view_set_module, "SEAL_AFTER_MS", SEAL_AFTER_MS),
             (merge_module, "MERGED_RUNS", 3),
@@ -304,6 +296,8 @@ class Timers(Queues):
     async def _judge_trims(self) -> None:
         """LogIsTrimmed."""
         loop = self._simulation.loop
+        if self._simulation.nemesis.exchanged is not None:
+            return
         end_s = loop.time() + WHOLE_LIMIT_S
         while said := self._untrimmed():
             if loop.time() > end_s:
