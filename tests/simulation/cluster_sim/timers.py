@@ -35,6 +35,7 @@ import shoal.agent.views.view as view_module
 from cluster_sim.invariants import InvariantViolation
 from cluster_sim.queues import SETTINGS, Queues
 from cluster_sim.world import EPOCH_S
+from shoal.agent.partition.plan import ViewKind
 from shoal.agent.partition.replica import Replica
 from shoal.agent.receive import DuePlace, Range
 from shoal.agent.views.timer_view import END, ChunksMissing
@@ -199,7 +200,7 @@ class Timers(Queues):
             host = node.host
             for entry in () if host is None else host._groups.values():
                 replica = entry.replica
-                if replica.plan.view is not None and replica.group.partition == partition:
+                if replica.plan.view is ViewKind.TIMER and replica.group.partition == partition:
                     found.append((node, replica))
         return found
 
