@@ -40,7 +40,11 @@ seed."""
 
 FINDING_CHARACTERS_MAX = 160
 NEMESIS_CHUNK_SECONDS = 120.0  # of one start of agents: each chunk has a seed of its own
-NEMESIS_BATCH = 300
+NEMESIS_LOADS = {
+    "appends": ("--batch", "300"),
+    "groups": ("--workload", "groups", "--batch", "3", "--pause-ms", "200"),
+}
+"""Consumers of three groups work on each message for some 50 ms: more would wait for ever."""
 
 
 @dataclasses.dataclass
@@ -86,30 +90,32 @@ def simulation(outcome: Outcome, deadline: float, bar: terminal.Bar, started: fl
         outcome.findings.append(f"the simulation itself ended with exit code {process.returncode}")
 
 
-def nemesis(outcome: Outcome, deadline: float, bar: terminal.Bar, started: float, fault: str) -> None:
-    """Real agents under one kind of fault, started anew for every chunk of time."""
+def nemesis(
+    outcome: Outcome, deadline: float, bar: terminal.Bar, started: float, fault: str, workload: str
+) -> None:
+    """Real agents under one kind of fault, started anew for every chunk of time. Of groups every message that
+    was done counts as a record."""
     program = str(environment.ROOT / "tests" / "cluster" / "nemesis.py")
     paths = [str(environment.ROOT), str(environment.ROOT / "tests" / "cluster")]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     while time.monotonic() < deadline:
         seconds = min(NEMESIS_CHUNK_SECONDS, max(1.0, deadline - time.monotonic()))
         command = [sys.executable, program, "--fault", fault, "--seed", str(outcome.next_seed)]
+        command += ["--seconds", f"{seconds:.0f}", *NEMESIS_LOADS[workload]]
         with tempfile.TemporaryDirectory() as directory:
-            command += [
-                "--seconds",
-                f"{seconds:.0f}",
-                "--batch",
-                str(NEMESIS_BATCH),
-                "--directory",
-                directory,
-            ]
+            command += ["--directory", directory]
             done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
         try:
             report = json.loads(done.stdout.splitlines()[-1])
         except (IndexError, ValueError):
-            report = {"faults": 0, "acknowledged": 0, "anomalies": [done.stderr[-FINDING_CHARACTERS_MAX:]]}
+            report = {
+                "faults": 0,
+                "acknowledged": 0,
+                "done": 0,
+                "anomalies": [done.stderr[-FINDING_CHARACTERS_MAX:]],
+            }
         outcome.faults += report["faults"]
-        outcome.records += report["acknowledged"]
+        outcome.records += report["done" if workload == "groups" else "acknowledged"]
         for anomaly in report["anomalies"]:
             outcome.findings.append(f"seed {outcome.next_seed}: {anomaly}"[:FINDING_CHARACTERS_MAX])
             print(f"seed {outcome.next_seed}: {anomaly}", flush=True)
@@ -151,6 +157,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--hours", type=float, default=1.0, help="how long (default 1)")
     parser.add_argument("--minutes", type=float, help="how long, in minutes")
     parser.add_argument("--fault", default="kill-one", help="of the nemesis: one of tests/cluster/nemesis.py")
+    parser.add_argument(
+        "--workload",
+        choices=sorted(NEMESIS_LOADS),
+        default="appends",
+        help="of the nemesis (default appends)",
+    )
     parser.add_argument("--seed", type=int, default=1000, metavar="N", help="the first seed (default 1000)")
     parser.add_argument(
         "--jobs",
@@ -167,6 +179,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         options.hours = options.minutes / 60
     if options.hours <= 0 or options.seed < 0 or options.jobs < 1:
         parser.error("the time is above 0, --seed at least 0 and --jobs at least 1")
+    if options.workload != "appends" and options.what != "nemesis":
+        parser.error("--workload is of the nemesis")
     if (options.what == "upgrade") != (options.former is not None):
         parser.error("upgrade needs --from COMMIT, and nothing else has it")
     return options
@@ -179,7 +193,8 @@ def main() -> int:
     root = pathlib.Path(environment.ROOT)
     sys.path[:0] = [str(root), str(root / "tests" / "segment_store"), str(root / "tests" / "agent")]
     sys.path[:0] = [str(root / "tests" / name) for name in ("cluster", "spark", "simulation")]
-    details = {"nemesis": options.fault, "upgrade": f"from {options.former}"}
+    workload = "" if options.workload == "appends" else f" {options.workload}"
+    details = {"nemesis": options.fault + workload, "upgrade": f"from {options.former}"}
     what = " ".join([options.what, *([details[options.what]] if options.what in details else [])])
     terminal.step(f"{what}: {options.hours:g} hours from seed {options.seed}")
     started = time.monotonic()
@@ -187,7 +202,7 @@ def main() -> int:
     outcome = Outcome(options.seed, options.seed)
     bar = terminal.Bar(options.what)
     if options.what == "nemesis":
-        nemesis(outcome, deadline, bar, started, options.fault)
+        nemesis(outcome, deadline, bar, started, options.fault, options.workload)
     else:
         works: dict[str, Callable[..., None]] = {"membership": membership, "serf": serf, "spark": spark}
         works["openapi"] = openapi

@@ -21,6 +21,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from group_clients import GroupConsumer, KeyProducer
+from group_operator import Deed, GroupOperator
+from group_work import SETTINGS, GroupWork, NotInTime, settings_of
 from log_clients import Connections, NoAnswer, Producer, Reader, Workload, now_s, read_all
 from log_history import Checker, FinalLog, History, Partition
 from nemesis_hosts import Host, Hosts, isolated
@@ -33,6 +36,10 @@ SERVED_LIMIT_S = 60.0
 READY_LIMIT_S = 120.0
 CLIENTS_END_S = 90.0
 CREATE_ATTEMPTS = 60
+DRAIN_LIMIT_S = 120.0
+CONSUMER_PAUSE_S = 0.03
+DEEDS: tuple[Deed, ...] = ("redrive", "redrive", "redrive", "pause", "seek")
+"""Seeks give most messages again: there are fewer of them."""
 INSIDE = "SHOAL_NEMESIS_INSIDE"
 SEGMENT_HEADER_BYTES = 1_024
 RESERVE_BYTES = 48 * 2**20
@@ -43,7 +50,7 @@ FILL_BYTES = 2**20
 
 @dataclass
 class Report:
-    """What one run did."""
+    """What one run did. Messages of groups: `delivered` with repetitions, `done` by acts that name them."""
 
     fault: str
     seed: int
@@ -51,6 +58,9 @@ class Report:
     faults: int = 0
     acknowledged: int = 0
     reads: int = 0
+    delivered: int = 0
+    done: int = 0
+    letters: int = 0
     served_after_s: float = 0.0
     anomalies: list[str] = field(default_factory=list)
 
@@ -248,11 +258,22 @@ class Run:
         self._history = History()
         self._work = Workload(self._history, lambda: [host.http for host in hosts.all], self._rng)
         self._faults = Faults(hosts, random.Random(options.seed + 1))
+        self._groups: GroupWork | None = None
+        if options.workload == "groups":
+            self._groups = GroupWork(
+                self._work,
+                TOPIC,
+                settings_of(list(SETTINGS), letters=True),
+                PARTITIONS,
+                limit_s=DRAIN_LIMIT_S,
+            )
         self.report = Report(options.fault[0] if len(options.fault) == 1 else "mixed", options.seed)
 
     async def run(self) -> None:
         """Clients and faults until the time is up, then peace, and the verdict."""
         await self._create()
+        if self._groups is not None:
+            await self._groups.create()
         clients = [asyncio.create_task(client.run()) for client in self._clients()]
         started = time.monotonic()
         while time.monotonic() - started < self._options.seconds:
@@ -266,10 +287,23 @@ class Run:
         self.report.served_after_s = round(await self._until_served(), 2)
         self._work.stopping = True
         await asyncio.wait_for(asyncio.gather(*clients), CLIENTS_END_S)
+        if self._groups is not None:
+            await self._groups.drain()
         await self._read_everything()
+        if self._groups is not None:
+            self._judge_groups(self._groups)
         self.report.acknowledged = self._history.acknowledged_records
         self.report.reads = len(self._history.polls)
-        self.report.anomalies = [str(anomaly) for anomaly in Checker(self._history).anomalies()]
+        self.report.anomalies += [str(anomaly) for anomaly in Checker(self._history).anomalies()]
+
+    def _judge_groups(self, groups: GroupWork) -> None:
+        """By what the leaders have; that the others have the same is the log's checker's matter."""
+        finals = {final.partition: final for final in self._history.finals}
+        groups.read(list(finals.values()))
+        self.report.anomalies += [str(anomaly) for anomaly in groups.anomalies()]
+        self.report.delivered = sum(len(receive.messages) for receive in groups.history.answered())
+        self.report.done = groups.history.acknowledged_messages
+        self.report.letters = len(groups.history.letters)
 
     async def _create(self) -> None:
         connections = Connections()
@@ -288,14 +322,18 @@ class Run:
             await asyncio.sleep(0.5)
         raise RuntimeError("the topic cannot be created")
 
-    def _clients(self) -> list[Producer | Reader]:
-        clients: list[Producer | Reader] = []
+    def _clients(self) -> list[Producer | Reader | GroupConsumer | GroupOperator]:
+        clients: list[Producer | Reader | GroupConsumer | GroupOperator] = []
+        kind = Producer
+        if self._groups is not None:
+            kind = KeyProducer
+            clients += self._groups.clients(DEEDS, CONSUMER_PAUSE_S)
         for number in range(PARTITIONS):
             partition = (TOPIC, number)
             for producer in range(2):
                 identity = f"{number * 16 + producer:032x}" if producer == 0 else None
                 clients.append(
-                    Producer(
+                    kind(
                         self._work,
                         f"p{number}.{producer}",
                         partition,
@@ -350,6 +388,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="nemesis.py", description=__doc__)
     parser.add_argument("--fault", choices=FAULTS, nargs="+", required=True)
+    parser.add_argument("--workload", choices=("appends", "groups"), default="appends")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hosts", type=int, default=3)
@@ -372,7 +411,7 @@ def main() -> int:
     try:
         hosts.start()
         asyncio.run(run.run())
-    except (RuntimeError, TimeoutError) as error:
+    except (RuntimeError, TimeoutError, NotInTime) as error:
         run.report.anomalies.append(f"{type(error).__name__} {error}")
     finally:
         hosts.stop()

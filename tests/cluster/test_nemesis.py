@@ -10,6 +10,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from nemesis import FAULTS, Faults
@@ -20,6 +21,10 @@ SECONDS = 60
 """Some fifteen faults fit in, drawn from all."""
 PAUSE_MS = 60
 """Between two requests of a producer: other tests run beside this one."""
+GROUPS_SECONDS = 20
+GROUPS_PAUSE_MS = 300
+"""What is left of the groups in the end is drained while other tests run, too."""
+GROUPS_FAULTS = ("kill-leader", "kill-one", "pause", "partition-halves", "partition-one-way")
 LIMIT_S = 500
 
 
@@ -36,10 +41,30 @@ def test_real_agents_survive_a_nemesis(tmp_path: pathlib.Path) -> None:
     doubled or read wrongly, and every partition is served again when the faults end. Where no namespaces can
     be made this cannot run, and fails with what is missing.
     """
+    report = report_of(tmp_path, SECONDS, "--seed", "1", "--pause-ms", str(PAUSE_MS), "--fault", *FAULTS)
+    assert report["faults"] >= 1
+    assert report["acknowledged"] > 100
+    assert report["reads"] > 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 40)
+def test_groups_survive_a_nemesis(tmp_path: pathlib.Path) -> None:
+    """Consumers of all modes and an operator beside the others: each message is done once, in its order, or
+    has one letter."""
+    load = ["--workload", "groups", "--batch", "3", "--pause-ms", str(GROUPS_PAUSE_MS)]
+    report = report_of(tmp_path, GROUPS_SECONDS, "--seed", "2", *load, "--fault", *GROUPS_FAULTS)
+    assert report["faults"] >= 1
+    assert report["delivered"] > report["done"] > 50
+    assert report["letters"] > 0
+
+
+def report_of(directory: pathlib.Path, seconds: int, *options: str) -> dict[str, Any]:
+    """What a run without an anomaly did."""
     assert can_isolate(), "this needs root, `unshare` and `ip`: network namespaces cannot be made here"
-    command = [sys.executable, str(NEMESIS), "--directory", str(tmp_path), "--seconds", str(SECONDS)]
+    command = [sys.executable, str(NEMESIS), "--directory", str(directory), "--seconds", str(seconds)]
     done = subprocess.run(
-        [*command, "--seed", "1", "--pause-ms", str(PAUSE_MS), "--fault", *FAULTS],
+        [*command, *options],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -47,10 +72,8 @@ def test_real_agents_survive_a_nemesis(tmp_path: pathlib.Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(NEMESIS.parents[2]), str(NEMESIS.parent)])},
     )
     assert done.stdout, done.stderr
-    report = json.loads(done.stdout.splitlines()[-1])
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     print(report)
     assert report["anomalies"] == []
     assert done.returncode == 0
-    assert report["faults"] >= 1
-    assert report["acknowledged"] > 100
-    assert report["reads"] > 10
+    return report

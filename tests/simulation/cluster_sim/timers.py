@@ -23,6 +23,7 @@ import pyarrow as pa
 from group_clients import KeyProducer, key_of
 from group_history import Logged
 from group_operator import Deed
+from group_work import SETTINGS
 from log_clients import now_s
 
 import shoal.agent.partition.state.retention as retention_module
@@ -33,7 +34,7 @@ import shoal.agent.views.upkeep.shipment as shipment_module
 import shoal.agent.views.upkeep.view_set as view_set_module
 import shoal.agent.views.view as view_module
 from cluster_sim.invariants import InvariantViolation
-from cluster_sim.queues import SETTINGS, Queues
+from cluster_sim.queues import Queues
 from cluster_sim.world import EPOCH_S
 from shoal.agent.partition.plan import ViewKind
 from shoal.agent.partition.replica import Replica
@@ -124,8 +125,8 @@ class Timers(Queues):
     def _modes(self) -> tuple[str, ...]:
         return tuple(SETTINGS) if self._simulation.knobs.timers else ()
 
-    def _other(self) -> dict[str, Any]:
-        return {}
+    def _leaves_letters(self) -> bool:
+        return False
 
     def _deeds(self) -> tuple[Deed, ...]:
         return ()
