@@ -54,8 +54,9 @@ class NotInTime(Exception):
 
 
 class GroupWork:
-    """`settings`: of each group, see `settings_of`. `limit_s`: for making a group, and for what is left of it
-    in the end. `until_us`: of a partition whose messages fall due, which of them are asked for then."""
+    """`settings`: of each group, see `settings_of`. `limit_s`: for making a group, and in the end for as
+    long as it brings nothing of what is left. `until_us`: of a partition whose messages fall due, which of
+    them are asked for then."""
 
     def __init__(
         self,
@@ -172,7 +173,9 @@ class GroupWork:
                 )
                 gate.close()
                 return
-            if not brought.messages:
+            if brought.messages:  # each is done with by now, so this ends
+                end_s = now_s() + self._limit_s
+            else:
                 await asyncio.sleep(RETRY_S)
         raise NotInTime(f"{group} {partition}: {said}")
 
