@@ -409,7 +409,12 @@ MUTANTS = (
         knobs=_only("cut_leader", "mute_leader", "pause_leader", nodes=3, partitions=3, impatient=True),
     ),
     Mutant(answer_at_the_own_sync, LOSS, knobs=_only("cut_leader", "kill_leader", "mute_leader")),
-    Mutant(call_everything_definite, ("History",), first_seed=13, knobs=BUSY | {"cuts": True, "kills": True}),
+    Mutant(
+        call_everything_definite,
+        ("History",),
+        first_seed=1,
+        knobs=_only("cut_leader", "late_leader", "mute_leader", nodes=3, sync_ms_max=30),
+    ),
     Mutant(forget_removed_replicas, ("BornOnce", "RemovedStaysRemoved"), first_seed=12, knobs=REPLACED),
     Mutant(remove_before_adding, ("NeverFewerVoters",), first_seed=5, knobs=REPLACED),
     Mutant(
