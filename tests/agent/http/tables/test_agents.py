@@ -38,7 +38,12 @@ async def test_every_agent_serves_all_rows(tmp_path: Path) -> None:
     async with agents_in(tmp_path) as agents, aiohttp.ClientSession() as session:
         cluster = await agents.cluster(3, LEVELS)
         settings = {"kind": "table", "partitions": 3, "replication_factor": 3}
-        assert (await cluster[0].call("PUT", "/v1/topics/t", settings))[0] == 201
+
+        async def created() -> bool:
+            await cluster[0].call("POST", "/v1/cluster/level", {})
+            return (await cluster[0].call("PUT", "/v1/topics/t", settings))[0] in (200, 201)
+
+        await eventually(created)
 
         async def known() -> bool:
             return all([(await agent.call("GET", "/v1/topics/t"))[0] == 200 for agent in cluster])
