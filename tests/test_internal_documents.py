@@ -185,7 +185,7 @@ def test_the_architecture_stays_two_pages() -> None:
 def sentences(text: str) -> Iterator[str]:
     """Of a document without code: cells of tables, items of lists and paragraphs, each by its sentences."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"(?<=\n\n)(?:    .*\n)+", "", text)
+    text = re.sub(r"(?:(?<=\n\n)|(?<=-->\n))(?:    .*\n)+", "", text)
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )|\n(?=[#|])|\|", text):
         yield from re.split(r"(?<=[.!?])\s+", " ".join(block.split()))
 
