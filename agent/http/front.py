@@ -132,6 +132,10 @@ class Connection(Front):
         found = transport.get_extra_info("socket")
         if found is not None:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if found.family != socket.AF_UNIX:
+                # asyncio does it only for sockets that were made with the protocol's number. Without it the
+                # last piece of an answer waits until the client has confirmed the ones before.
+                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer = transport.get_extra_info("peername")  # None: the client has gone already
         place = self._appends.context.places.enter(self, str(peer[0]) if peer else None)
         if place is None:

@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import itertools
 import re
+import socket
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -55,8 +56,8 @@ Outcome = tuple[list[bytes], bytes, bool, dict[str, list[bytes | None]]]
 class MemoryTransport(asyncio.Transport):
     """Keeps what is written. A closed one takes no more, and says so to its protocol in the next turn."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, accepted: socket.socket | None = None) -> None:
+        super().__init__(None if accepted is None else {"socket": accepted})
         self.written = b""
         self.is_paused = False
         self.protocol: asyncio.BaseProtocol | None = None
@@ -350,6 +351,21 @@ async def test_a_client_that_does_not_read_is_not_answered_on() -> None:
         await sending
     assert front.outcome()[0] == [b"200"] * 4
     await front.end()
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
+async def test_the_last_piece_of_an_answer_does_not_wait_for_the_client(family: socket.AddressFamily) -> None:
+    """An accepted socket sends at once; one of this host has nothing to set."""
+    side = Side(with_front)
+    with socket.socket(family) as accepted:
+        transport = MemoryTransport(accepted)
+        transport.protocol = with_front(Dispatcher(side.context), web.Server(side._handle))
+        transport.protocol.connection_made(transport)
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if family == socket.AF_INET:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        transport.close()
+        await side.end()
 
 
 async def test_a_client_that_leaves_in_a_request_holds_nothing() -> None:
