@@ -3,15 +3,18 @@ hold."""
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import pyarrow as pa
+import pytest
 from memory_disk import MemoryDisk
 from waiting import until
 
 from shoal.agent.groups.fold import GroupFold
 from shoal.agent.groups.settings import GroupSettings
 from shoal.agent.partition.plan import ViewKind
+from shoal.agent.process.clock import SystemClock
 from shoal.agent.receive import DuePlace
 from shoal.agent.views.timer_view import END, ChunksMissing
 from shoal.agent.views.upkeep.view_set import ReplicaView
@@ -22,6 +25,15 @@ from tests.agent.harness import GROUP, Cluster, Node
 from tests.agent.memory_cluster import memory_cluster
 
 FIRST = DuePlace(0, 0)
+
+
+class StoppedWall:
+    """The wall clock of every agent here: it goes on when the test says so. What is appended between two such
+    moments has one time, however long that takes; elections and waits have the machine's own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_us = time.time_ns() // 1_000
+        monkeypatch.setattr(SystemClock, "now_us", lambda _: self.now_us)
 
 
 def timer_cluster(seed: int = 1) -> tuple[Cluster, dict[str, MemoryDisk]]:
