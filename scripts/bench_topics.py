@@ -14,6 +14,7 @@ import secrets
 import statistics
 import time
 import urllib.request
+from collections.abc import Iterable
 from typing import Any
 
 import cluster
@@ -25,13 +26,20 @@ BATCH_RECORDS = 1000
 RECORD_BYTES = 100
 RUN_TIMEOUT_SECONDS = 120.0
 CATCH_UP_TIMEOUT_SECONDS = 60.0
+DUE_TEXT = b"due=%016d;"
+DUE_BYTES = len(DUE_TEXT % 0)
+"""What a value of a record with a due time begins with."""
 SUMMER_2013 = datetime.datetime(2013, 7, 1, tzinfo=datetime.UTC)
 
 
 def arrow_body(
-    records: int = BATCH_RECORDS, value_bytes: int = RECORD_BYTES, keys: list[bytes] | None = None
+    records: int = BATCH_RECORDS,
+    value_bytes: int = RECORD_BYTES,
+    keys: list[bytes] | None = None,
+    due_us: list[int] | None = None,
 ) -> bytes:
-    """An Arrow stream with one batch of 1,000 records of 100 bytes, without keys."""
+    """An Arrow stream with one batch of 1,000 records of 100 bytes, without keys. `due_us`: for a topic of
+    kind timer; the values say the same."""
     schema = pa.schema(
         [
             ("timestamp", pa.timestamp("us", tz="UTC")),
@@ -43,12 +51,20 @@ def arrow_body(
             ),
         ]
     )
+    values = [secrets.token_bytes(value_bytes) for _ in range(records)]
     columns = [
         pa.array([SUMMER_2013] * records, schema.field(0).type),
         pa.nulls(records, pa.binary()) if keys is None else pa.array(keys, pa.binary()),
-        pa.array([secrets.token_bytes(value_bytes) for _ in range(records)], pa.binary()),
+        pa.array(values, pa.binary()),
         pa.nulls(records, schema.field(3).type),
     ]
+    if due_us is not None:
+        schema = schema.append(pa.field("deliver_at", pa.timestamp("us", tz="UTC")))
+        columns[2] = pa.array(
+            [DUE_TEXT % due + value[DUE_BYTES:] for due, value in zip(due_us, values, strict=True)],
+            pa.binary(),
+        )
+        columns.append(pa.array(due_us, schema.field(4).type))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(pa.record_batch(columns, schema=schema))
@@ -135,7 +151,7 @@ def append_until_acknowledged(url: str) -> None:
     raise cluster.ClusterProblem("no append was acknowledged in time")
 
 
-def post(request: bytes, url: str, *, connections: int, requests: int) -> load.Measured:
+def post(request: bytes | Iterable[bytes], url: str, *, connections: int, requests: int) -> load.Measured:
     return asyncio.run(
         load.measure(request, url, connections=connections, requests=requests, timeout_s=RUN_TIMEOUT_SECONDS)
     )

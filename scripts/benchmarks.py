@@ -28,6 +28,7 @@ import benchmarks_metrics
 import benchmarks_replication
 import benchmarks_start
 import benchmarks_store
+import benchmarks_timers
 import cluster
 import environment
 import floors
@@ -201,8 +202,13 @@ class Bench:
         return benchmarks_gossip.rows()
 
     def groups(self) -> list[Row]:
-        """Consumer groups: messages received and acknowledged, handed over, and after a kill."""
-        return benchmarks_groups.rows(self)
+        """Consumer groups: messages received and acknowledged, handed over, and after a kill; timer
+        topics."""
+        return [*benchmarks_groups.rows(self), *self.timers()]
+
+    def timers(self) -> list[Row]:
+        """Of these only timer topics: appends, ten million pending, in time, and what views cost others."""
+        return benchmarks_timers.rows(self)
 
     def curves(self) -> list[Row]:
         """Rate and latency over connections, and the spread of fail-over times: points for lab/curves.csv."""
@@ -267,7 +273,17 @@ def print_table(rows: list[Row]) -> None:
 def main() -> int:
     everything = ["produce", "single", "latency", "failover", "replication", "read", "client"]
     everything += ["store", "start", "metrics", "gossip"]
-    names = [*everything, "replicated", "faults", "groups", "curves", "calls", "spark", "spark_write"]
+    names = [
+        *everything,
+        "replicated",
+        "faults",
+        "groups",
+        "timers",
+        "curves",
+        "calls",
+        "spark",
+        "spark_write",
+    ]
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=5)

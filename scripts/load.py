@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import time
 import urllib.parse
+from collections.abc import Iterable, Iterator
 
 ANSWER_HEAD_BYTES_MAX = 64 * 1024
 
@@ -60,7 +62,7 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None
         if self._run.take():
             self._sent_at = time.perf_counter()
-            self._transport.write(self._run.request)
+            self._transport.write(next(self._run.requests))
         else:
             self._transport.close()
 
@@ -105,8 +107,10 @@ def _content_length(head: bytes, run: _Run) -> int:
 class _Run:
     """What the connections of one run share."""
 
-    def __init__(self, request: bytes, requests: int, connections: int, done: asyncio.Future[None]) -> None:
-        self.request = request
+    def __init__(
+        self, requests: int, connections: int, done: asyncio.Future[None], sent: Iterator[bytes]
+    ) -> None:
+        self.requests = sent
         self.latencies_us: list[float] = []
         self.answer_bytes = 0
         self._left = requests
@@ -133,14 +137,18 @@ class _Run:
                 self.fail(f"{len(self.latencies_us)} answers to {self._expected} requests")
 
 
-async def measure(request: bytes, url: str, *, connections: int, requests: int, timeout_s: float) -> Measured:
-    """Sends `requests` requests over `connections` connections. Raises LoadProblem."""
+async def measure(
+    request: bytes | Iterable[bytes], url: str, *, connections: int, requests: int, timeout_s: float
+) -> Measured:
+    """Sends `requests` requests over `connections` connections. `request`: each of them, or all, which are
+    begun again when they end. Raises LoadProblem."""
     parts = urllib.parse.urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
-    run = _Run(request, requests, connections, done)
+    sent = itertools.repeat(request) if isinstance(request, bytes) else itertools.cycle(request)
+    run = _Run(requests, connections, done, sent)
     started = time.perf_counter()
     for _ in range(connections):
         await loop.create_connection(lambda: _Connection(run), parts.hostname, parts.port)
