@@ -28,6 +28,7 @@ import benchmarks_metrics
 import benchmarks_replication
 import benchmarks_start
 import benchmarks_store
+import benchmarks_tables
 import benchmarks_timers
 import cluster
 import environment
@@ -203,8 +204,12 @@ class Bench:
 
     def groups(self) -> list[Row]:
         """Consumer groups: messages received and acknowledged, handed over, and after a kill; timer
-        topics."""
-        return [*benchmarks_groups.rows(self), *self.timers()]
+        topics; tables."""
+        return [*benchmarks_groups.rows(self), *self.timers(), *self.tables()]
+
+    def tables(self) -> list[Row]:
+        """Of these only tables: rows by key, what views cost others, the disk; none below their level."""
+        return benchmarks_tables.rows(self)
 
     def timers(self) -> list[Row]:
         """Of these only timer topics: appends, ten million pending, in time, and what views cost others."""
