@@ -2,8 +2,8 @@
 
 Law of this file: letters are taken in the order of their ordinals, from the topic that holds them. A message
 that the source still has is freed: the group alone sees it again, under its own offset. One that retention
-took since is appended anew, once, with its ordinal as sequence. How far a redrive has come stands in the
-fold: so a repeated one goes on there.
+took since is appended anew, once, with its ordinal as sequence. A table does not take it: it would be its
+key's newest row. How far a redrive has come stands in the fold: so a repeated one goes on there.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from shoal.agent.groups.letters import (
 )
 from shoal.agent.groups.place import joined
 from shoal.agent.host.free_space import MIN_FREE_BYTES
+from shoal.agent.partition.plan import ViewKind
 from shoal.agent.partition.replica import Replica
 from shoal.agent.process.clock import Clock
 from shoal.agent.receive import GroupKey, Range
@@ -115,6 +116,7 @@ class Redriver:
     async def _take(self, letter: StoredLetter) -> None:
         if not letter.is_lost and not await self._is_there(letter):
             await self._flush()
+            self._refuse_older_rows(letter)
             await self._copy(letter)
             return
         self._taken.append(letter)
@@ -127,6 +129,15 @@ class Redriver:
             return letter.offset >= self._host.replica(self._source).log.start_offset
         [rows] = await self._keeper().due_records([Range(letter.due_us, letter.offset, 1)])
         return bool(rows.num_rows)
+
+    def _refuse_older_rows(self, letter: StoredLetter) -> None:
+        """Appended anew, an old record of a table would take the place of a newer row, or bring one back."""
+        if self._host.replica(self._source).plan.view is ViewKind.TABLE:
+            raise ShoalError(
+                "trimmed",
+                f"record {letter.offset} of partition {self._source.partition} is trimmed; appended anew, it"
+                " would replace the row that its key has now: read the letter, and put the row if wanted",
+            )
 
     async def _flush(self) -> None:
         """Free those that were taken. Void: another redrive has brought them, or some of them."""

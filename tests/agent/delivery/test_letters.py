@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from waiting import PATIENCE_S, until
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.fetch import FetchRequest
 from shoal.agent.groups.settings import GroupSettings
+from shoal.agent.partition.plan import ViewKind
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.receive import ActKind
 from shoal.agent.service.letters import DeadLetters
@@ -410,6 +412,47 @@ async def test_a_letter_whose_record_is_gone_is_appended_anew_once() -> None:
             {"trace": b"t1", "none": None},
         )
         await equal_folds(cluster)
+
+
+class TableHost:
+    """The host of a node, for which the group is of a table."""
+
+    def __init__(self, node: Node) -> None:
+        self.host = node.host
+        self.clock, self.keeper, self.append = node.host.clock, node.host.keeper, node.host.append
+
+    def replica(self, group: GroupId) -> Any:
+        """With what a redrive looks at."""
+        replica = self.host.replica(group)
+        return SimpleNamespace(plan=replace(replica.plan, view=ViewKind.TABLE), log=replica.log)
+
+
+async def test_a_letter_of_a_table_whose_record_is_gone_is_refused() -> None:
+    """As a record it would be newer than the row that its key has now. Nothing of it is noted."""
+    cluster, _ = memory_cluster(seed=16)
+    async with cluster:
+        consumers, office = await started(cluster)
+        await append(cluster, "one")
+        granted = await consumers.receive(wanted("a"))
+        await consumers.act(ack(granted, 0, ActKind.REJECT))
+        await until(lambda: are_forgotten(cluster, 1))
+        for node in cluster.alive:
+            node.host.set_retention(GROUP, KEEP)
+        await fill(cluster, 1, 60)
+        leader = await trimmed(cluster, 20)
+        await kept(cluster)
+        end, key = log_of(leader).end_offset, next(iter(consumers.plans.groups))
+
+        async def run(node: Node) -> Any:
+            read = partial(Post(node, office).read, GROUP, "workers")
+            return await Redriver(TableHost(node), read, GROUP, key, 10_000).run(None)
+
+        for _ in range(2):
+            with pytest.raises(ShoalError, match=r"record 0 of partition .* would replace") as refused:
+                await at_leader(cluster, run)
+            assert (refused.value.code, refused.value.definite) == ("trimmed", True)
+        assert log_of(await cluster.leader()).end_offset == end
+        assert await redriven(cluster, consumers, office) == (1, 1)  # as a topic of another kind, it takes it
 
 
 def test_records_that_are_no_letters_are_passed_over() -> None:
