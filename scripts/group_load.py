@@ -175,6 +175,23 @@ async def _timed(seen: Consumed, work: list[Coroutine[Any, Any, None]]) -> Consu
     return seen
 
 
+PAUSE_SECONDS = 0.004
+"""Before each POST of a hand-over: its consumer waits at the leader by then."""
+
+
+async def paused_posts_us(url: str, post: bytes, times: int) -> list[float]:
+    """From a POST begun to its answer, with the connections and the pauses of `hand_over_us`."""
+    producer = await Connection.open(url)
+    found: list[float] = []
+    for _ in range(times):
+        await asyncio.sleep(PAUSE_SECONDS)
+        began = time.perf_counter()
+        await producer.ask(post)
+        found.append((time.perf_counter() - began) * 1e6)
+    producer.close()
+    return found
+
+
 async def hand_over_us(group: Group, post: bytes, times: int) -> list[float]:
     """From a POST begun to its message in the hands of a consumer that waits, each time."""
     producer, consumer = await Connection.open(group.url), await Connection.open(group.url)
@@ -182,7 +199,7 @@ async def hand_over_us(group: Group, post: bytes, times: int) -> list[float]:
     receipt = b""
     for _ in range(times):
         waiting = asyncio.create_task(consumer.ask(group.receive("waiting", receipt, 1, wait="30s")))
-        await asyncio.sleep(0.004)  # it waits at the leader by then
+        await asyncio.sleep(PAUSE_SECONDS)
         began = time.perf_counter()
         posting = asyncio.create_task(producer.ask(post))
         head, body = await waiting
