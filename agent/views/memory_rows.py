@@ -55,19 +55,14 @@ class TimerMemory(MemoryRows):
         self.rows += batch.num_rows
 
     def drop_before(self, offset: Offset) -> None:
-        """See MemoryRows. Rows that nobody has asked for go unsorted: a run has put them into its order."""
-        fresh = []
-        for dues, offsets in self._fresh:
-            gone = max(offset - offsets[0].as_py(), 0)  # they follow each other
-            if gone < len(offsets):
-                fresh.append((dues.slice(gone), offsets.slice(gone)))
+        """See MemoryRows."""
+        self._settle()
         kept = []
         for part in self._parts:
             wanted = pc.greater_equal(part.offsets, pa.scalar(offset, pa.int64()))
             kept.append(DuePlaces(part.dues.filter(wanted), part.offsets.filter(wanted)))
-        self._fresh = fresh
         self._parts = [part for part in kept if len(part)]
-        self.rows = sum(map(len, self._parts)) + sum(len(offsets) for _, offsets in fresh)
+        self.rows = sum(map(len, self._parts))
 
     def parts(self) -> list[DuePlaces]:
         """All rows, in a few sorted parts."""

@@ -79,13 +79,8 @@ class TableMemory(MemoryRows):
         self.size_bytes += keys.nbytes
 
     def drop_before(self, offset: Offset) -> None:
-        """See MemoryRows. Rows that nobody has asked for go unsorted: a run has put them into its order."""
-        fresh = []
-        for keys, places in self._fresh:
-            gone = max(offset - (places[0].as_py() >> 1), 0)  # they follow each other
-            if gone < len(places):
-                fresh.append((keys.slice(gone), places.slice(gone)))
-        self._fresh = fresh
+        """See MemoryRows."""
+        self._settle()
         kept = []
         for part in self._parts:
             wanted = pc.greater_equal(part.places, pa.scalar(2 * offset, pa.int64()))
@@ -135,6 +130,5 @@ class TableMemory(MemoryRows):
         self._parts.append(part)
 
     def _count(self) -> None:
-        self.rows = sum(map(len, self._parts)) + sum(len(places) for _, places in self._fresh)
+        self.rows = sum(map(len, self._parts))
         self.size_bytes = sum(part.keys.array.nbytes for part in self._parts)
-        self.size_bytes += sum(keys.nbytes for keys, _ in self._fresh)

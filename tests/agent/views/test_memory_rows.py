@@ -11,9 +11,7 @@ from shoal.agent.receive import DuePlace, Range
 from shoal.agent.views import memory_rows
 from shoal.agent.views.due_places import ranges_of, sorted_places
 from shoal.agent.views.memory_rows import TimerMemory
-from shoal.agent.views.table_memory import KeyPlace, TableMemory
 from shoal.format.batch import Flag, Kind, LogIndex, Offset, Stamp, Term
-from shoal.format.records import RecordColumns, columns_to_batch
 from tests.agent.views.view_desk import random_dues, timer_batch
 
 
@@ -49,39 +47,6 @@ def test_places_come_as_from_a_sorted_list(seed: int, monkeypatch: pytest.Monkey
             assert sum(part.count(begin, end) for part in parts) == len(wanted)
             assert memory.nearest(begin) == min((item for item in model if item >= begin), default=None)
             assert sum(map(len, parts)) == memory.rows
-
-
-def test_rows_that_a_run_has_are_dropped_unsorted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asked for them, and sorting half a million would hold the loop for a frame of a film."""
-    memory = TimerMemory()
-    for number in range(10):
-        memory.take(stamp_of(100 * number, 100, 1), timer_batch([100 - item for item in range(100)]))
-    with monkeypatch.context() as patched:
-        patched.setattr(memory_rows, "sorted_places", None)
-        memory.drop_before(Offset(850))
-    assert memory.rows == 150
-    assert memory.nearest(DuePlace(0, 0)) == DuePlace(1, 899)
-
-
-@pytest.mark.parametrize("dropped", [0, 7, 20, 33, 59, 60])
-def test_rows_of_a_table_are_dropped_before_anybody_asks(dropped: int) -> None:
-    """In the midst of an entry too: what is left has the newest place of each key."""
-    memory, model = TableMemory(), {}
-    for offset in range(0, 60, 20):
-        keys = [b"%d" % (number * number % 23) for number in range(offset, offset + 20)]
-        values = [None if number % 3 else b"value" for number in range(20)]
-        columns = RecordColumns([None] * 20, list(keys), values, [None] * 20)
-        memory.take(stamp_of(offset, 20, 1), columns_to_batch(columns, 1))
-        model |= {
-            key: KeyPlace(Offset(offset + number), values[number] is not None)
-            for number, key in enumerate(keys)
-            if offset + number >= dropped
-        }
-    memory.drop_before(Offset(dropped))
-    assert memory.rows == 60 - dropped
-    assert memory.size_bytes >= sum(map(len, model))
-    assert {key: memory.find(key) for key in model} == model
-    assert memory.find(b"0") == model.get(b"0")
 
 
 def test_a_row_takes_some_sixteen_bytes() -> None:
