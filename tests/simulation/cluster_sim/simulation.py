@@ -197,7 +197,7 @@ class ClusterSimulation:
         )
         places += [*counted(self.limits_met), *self.upgrades.replacements()]
         places += self.groups.listeners() if self.with_groups else []
-        places += self.timers.replacements() if self.timers.is_on else []
+        places += self.timers.replacements() if self.timers.is_on or self.tables.is_on else []
         collects = gc.isenabled()
         gc.disable()  # a coroutine collected at a moment of chance would run its `finally` then
         log = _Log(self)
