@@ -26,6 +26,7 @@ from shoal.agent.cli.terminal.options import (
     option,
 )
 from shoal.agent.cli.terminal.output import (
+    CliError,
     UsageError,
     age_text,
     confirm,
@@ -351,7 +352,7 @@ def changeable(
 
 def start_text(text: str) -> str:
     """The value of --start as agents take it. Raises UsageError."""
-    where = start_of(text, time.time_ns() // 1_000_000)
+    where = start_of(text, time.time_ns() // 1_000_000, "--start")
     if where.startswith("@"):
         return f"@{format_time(int(where[1:]) * 1_000)}"
     if where not in ("earliest", "latest"):
@@ -383,7 +384,7 @@ def seek(
 
     Receipts of before are void. An offset belongs to one partition, other places to all, or to --partition.
     """
-    where = start_of(to, time.time_ns() // 1_000_000)
+    where = start_of(to, time.time_ns() // 1_000_000, "--to")
     if where.startswith("-"):
         raise UsageError(f"--to {to}: a group has no place that counts from the end", "give an offset")
     if where.isdecimal() and partition is None:
@@ -447,7 +448,12 @@ def decide(
 ) -> None:
     """Decide about a message that stopped: after the last attempt of a group whose `dead` is stop."""
     said = fate.value
-    with_admin(agent, lambda client: client.decide_stopped(topic, name, partition, offset, said))
+    done = with_admin(agent, lambda client: client.decide_stopped(topic, name, partition, offset, said))
+    if not done:
+        raise CliError(
+            f"{topic}/{partition} offset {offset:,} is not stopped in group {name}: nothing was changed",
+            "another may have decided before; `shoal group describe` counts stopped messages",
+        )
     tell(
         {"partition": partition, "offset": offset, "action": said},
         output,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from shoal.agent.cli.terminal.amounts import duration_text, is_size, size_bytes
+from shoal.agent.cli.terminal.amounts import age_limit_text, is_size, size_bytes
 from shoal.agent.cli.terminal.options import flag, option
 from shoal.agent.cli.terminal.output import UsageError, plural, size_text
 
@@ -67,7 +67,7 @@ def changeable(
             raise UsageError(
                 f"--retention {retention!r} is a size, not a time", f"give --retention-bytes {retention}"
             )
-        kept["age"] = duration_text(retention, "--retention")
+        kept["age"] = age_limit_text(retention, "--retention")
     if retention_bytes is not None:
         kept["bytes"] = size_bytes(retention_bytes, "--retention-bytes")
     flags = {"hold_for_groups": hold_for_groups, "acknowledged": acknowledged}
@@ -76,7 +76,7 @@ def changeable(
     if segment_bytes is not None:
         segment["bytes"] = size_bytes(segment_bytes, "--segment-bytes")
     if segment_age is not None:
-        segment["age"] = duration_text(segment_age, "--segment-age")
+        segment["age"] = age_limit_text(segment_age, "--segment-age")
     return {name: table for name, table in (("retention", kept), ("segment", segment)) if table}
 
 

@@ -316,10 +316,11 @@ class AdminClient(LiveObject):
         partition: int,
         offset: int,
         action: str,
-    ) -> None:
-        """POST .../groups/{group}/decide: the fate of a message that stopped its group (`dead` is stop)."""
+    ) -> bool:
+        """POST .../groups/{group}/decide: the fate of a message that stopped its group (`dead` is stop).
+        False: it was not stopped."""
         body = {"partition": partition, "offset": offset, "action": action}
-        await self._ask("POST", f"{group_path(topic, name)}/decide", body)
+        return bool((await self._ask("POST", f"{group_path(topic, name)}/decide", body))["done"])
 
     async def kept_topics(self) -> list[dict[str, Any]]:
         """GET /v1/kept-topics: topics that the catalog does not know, and whose replicas live agents keep."""

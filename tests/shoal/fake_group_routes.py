@@ -144,6 +144,8 @@ class FakeGroups:
         """Every request about messages, in its order: receive, ack, nack, ..., and its body."""
         self.waiting = 0
         self.redriven = 0
+        self.decided = True
+        """Whether messages that an operator decides about are stopped."""
         cluster.more_routes.append(self.routes)
 
     def desks(self, topic: str, group: str) -> list[Desk]:
@@ -272,7 +274,7 @@ class FakeGroups:
     async def _decide(self, agent: FakeAgent, request: web.Request) -> web.Response:
         self._group(agent, request)
         self.bodies.append(("decide", await request.json()))
-        return web.json_response({"done": True})
+        return web.json_response({"done": self.decided})
 
     async def _present(self, agent: FakeAgent, request: web.Request) -> web.Response:
         group, consumer = self._group(agent, request), request.match_info["consumer"]

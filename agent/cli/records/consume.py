@@ -141,6 +141,8 @@ def consume(
         run = partial(_consume_topics, agent, request, lag, write)
     else:
         _check_grouped(names, start, lag)
+        if command is not None:
+            _check_command(command, output, template, ack)
         chosen = None if mode is None else str(mode)
         reading = GroupReading(
             names[0], group, consumer, chosen, batch, command, ack, partition, limit, follow
@@ -176,6 +178,19 @@ def _check_grouped(names: tuple[str, ...], start: str, lag: bool | None) -> None
         )
     if lag:
         raise UsageError("--lag is not for groups", "`shoal group describe` shows a group's lag")
+
+
+def _check_command(command: str, output: Format, template: str | None, ack: bool) -> None:
+    """It gets each value as it is, and its status settles the message."""
+    if not command.strip():
+        raise UsageError("--exec is empty", "a command that does nothing would acknowledge all messages")
+    if output is not Format.TEXT or template is not None:
+        raise UsageError(
+            "--output and --format are not for --exec, whose command gets each value on its standard input",
+            "leave them out",
+        )
+    if not ack:
+        raise UsageError("--no-ack is not for --exec, whose command decides", "leave one of them out")
 
 
 def _consume_topics(

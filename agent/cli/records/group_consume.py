@@ -1,7 +1,7 @@
 """`shoal consume --group`: messages of a consumer group to stdout, or each to a command of the user's.
 
-Law of this file: a message is acknowledged after it was written, or after its command ended with 0. The end
-of the subscription releases messages that were not begun.
+Law of this file: a message is acknowledged after it was written, or after its command ended with 0. Messages
+that were not begun, and those whose output nobody reads, are released.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from shoal.agent.cli.records.topic_chunks import wait_for_topic
 from shoal.agent.cli.terminal.interruption import interruptible
 from shoal.agent.cli.terminal.output import plural, say
 from shoal.agent.cli.terminal.run import with_client
@@ -29,6 +32,8 @@ QUIET_SECONDS: Final = 1.0
 """After so long without a message the group is asked whether it has any left."""
 COMMAND_GRACE_SECONDS: Final = 5.0
 """For a command to end after it was told to, before it is killed."""
+KEY_BYTES_MAX: Final = 100_000
+"""Of SHOAL_KEY: Linux starts no command with a variable of 128 KiB."""
 
 
 class ConsumerMode(StrEnum):
@@ -102,6 +107,35 @@ def consume_group(agent: str, reading: GroupReading, write: Callable[[str, Fetch
     return with_client(agent, work)
 
 
+class _Rest:
+    """The messages that a group has left."""
+
+    def __init__(self, client: AsyncClient, reading: GroupReading) -> None:
+        self._client = client
+        self._reading = reading
+        self._told: set[str] = set()
+        """A line for each thing that an operator may change."""
+
+    async def has_more(self) -> bool:
+        """Whether messages are left that somebody may still be given: also those in other consumers' hands,
+        which come again if these fail."""
+        topic, group, only = self._reading.topic, self._reading.group, self._reading.partition
+        document = await self._client.group(topic, group)
+        wanted = [one for one in document["partitions"] if only in (None, one["partition"])]
+        held = [one for one in wanted if one["lag"] > one["stopped"] + one["dying"]]
+        lines = {
+            f"{topic}/{one['partition']}: messages wait behind one that stopped; `shoal group decide`"
+            for one in held
+            if one["stopped"] and document["mode"] == "exclusive"
+        }
+        if held and document["paused"]:
+            lines.add(f"group {group} is paused; `shoal group resume {topic} {group}` has it go on")
+        for line in sorted(lines - self._told):
+            say(line)
+        self._told |= lines
+        return bool(held)
+
+
 async def _each(
     client: AsyncClient,
     subscription: AsyncSubscription,
@@ -109,52 +143,58 @@ async def _each(
     write: Callable[[str, Fetched], None],
     counts: _Counts,
 ) -> None:
-
-    async def has_more() -> bool:
-        """Whether messages are left that somebody may still be given: also those in other consumers' hands,
-        which come again if these fail."""
-        partitions = (await client.group(reading.topic, reading.group))["partitions"]
-        wanted = [one for one in partitions if reading.partition in (None, one["partition"])]
-        return any(one["lag"] > one["stopped"] + one["dying"] for one in wanted)
-
+    if reading.follow:
+        await wait_for_topic(client, reading.topic)
+    rest = _Rest(client, reading)
     kept: list[GroupMessage] = []
-    while reading.limit is None or counts.done + counts.failed < reading.limit:
-        message = await subscription.poll(None if reading.follow else QUIET_SECONDS)
-        if message is None:
-            if not reading.acks or not await has_more():
-                break
-            continue
-        if reading.command is not None:
-            await _run(message, reading.command, counts)
-            continue
-        write(message.topic, message.fetched)
-        counts.done += 1
-        if reading.acks:
-            message.ack()
-        else:
-            kept.append(message)  # held until the end, or it would come again at once
-    for message in kept:
-        message.release()
+    try:
+        while reading.limit is None or counts.done + counts.failed < reading.limit:
+            message = await subscription.poll(None if reading.follow else QUIET_SECONDS)
+            if message is None:
+                if not reading.acks or not await rest.has_more():
+                    break
+                continue
+            if reading.command is not None:
+                await _run(message, reading.command, counts)
+                continue
+            if not reading.acks:
+                kept.append(message)  # held until the end, or it would come again at once
+            with _released_if_unread(message):
+                write(message.topic, message.fetched)
+            counts.done += 1
+            if reading.acks:
+                message.ack()
+    finally:
+        for message in kept:
+            if message.settled is None:
+                message.release()
     await subscription.flush()
 
 
-async def _run(message: GroupMessage, command: str, counts: _Counts) -> None:
-    """The command with the record's value on its standard input: 0 acks, anything else nacks."""
-    starting = asyncio.ensure_future(
-        asyncio.create_subprocess_shell(command, stdin=asyncio.subprocess.PIPE, env=_environment(message))
-    )
+@contextlib.contextmanager
+def _released_if_unread(message: GroupMessage) -> Iterator[None]:
+    """Nobody has it where its output went nowhere, or where no command started."""
     try:
-        process = await asyncio.shield(starting)  # it may run before this goes on, and has to be ended then
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it need not read its input
-            await process.communicate(message.value or b"")
-        status = await process.wait()
-    except asyncio.CancelledError:
-        if await _ended(await starting) == 0:
-            counts.done += 1
-            message.ack()
-        else:  # interrupted, and not failed
-            message.release()
+        yield
+    except OSError:
+        message.release()
         raise
+
+
+def _is_unread() -> bool:
+    """Whether nobody reads the pipe that commands write to."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)  # errors are reported unasked
+    return bool(output.poll(0))
+
+
+async def _run(message: GroupMessage, command: str, counts: _Counts) -> None:
+    """The command with the record's value on its standard input: 0 acks, anything else nacks. Raises
+    BrokenPipeError where nobody reads what it would write, and OSError where it cannot be started."""
+    with _released_if_unread(message):
+        status = await _status_of(message, command, counts)
+        if status != 0 and _is_unread():  # it may have ended of that, and the next ones would
+            raise BrokenPipeError
     if status == 0:
         counts.done += 1
         message.ack()
@@ -162,6 +202,33 @@ async def _run(message: GroupMessage, command: str, counts: _Counts) -> None:
     counts.failed += 1
     message.nack(reason=_status_text(status))
     say(f"{message.topic}/{message.partition} offset {message.offset}: {_status_text(status)}")
+
+
+async def _status_of(message: GroupMessage, command: str, counts: _Counts) -> int:
+    """Of the command, once it has ended. Where this is cancelled the command is told to end, and the message
+    is settled."""
+
+    async def started() -> asyncio.subprocess.Process:
+        """The value lies in a file of memory before the command starts: it never reads a part of it, also
+        where this process is killed."""
+        with os.fdopen(os.memfd_create("message"), "w+b") as value:
+            value.write(message.value or b"")
+            value.seek(0)
+            return await asyncio.create_subprocess_shell(command, stdin=value, env=_environment(message))
+
+    if _is_unread():
+        raise BrokenPipeError
+    starting = asyncio.ensure_future(started())
+    try:
+        process = await asyncio.shield(starting)  # it may run before this goes on, and has to be ended then
+        return await process.wait()
+    except asyncio.CancelledError:
+        if await _ended(await starting) == 0:
+            counts.done += 1
+            message.ack()
+        else:  # interrupted, and not failed
+            message.release()
+        raise
 
 
 async def _ended(process: asyncio.subprocess.Process) -> int:
@@ -192,6 +259,6 @@ def _environment(message: GroupMessage) -> dict[bytes, bytes]:
         b"SHOAL_ATTEMPT": b"%d" % message.attempt,
         b"SHOAL_TIMESTAMP_MS": b"%d" % (message.timestamp_us // 1_000),
     }
-    if message.key is not None and b"\0" not in message.key:
+    if message.key is not None and b"\0" not in message.key and len(message.key) <= KEY_BYTES_MAX:
         told[b"SHOAL_KEY"] = message.key
     return {**dict(os.environb), **told}

@@ -43,7 +43,7 @@ async def ready_to_read(client: AsyncClient, wanted: TopicsRequest, *, all_exist
         raise UsageError(f"{where}: an offset belongs to one partition of one topic", "name one topic")
     for name in wanted.topics:
         if wanted.follow and (all_exist or needs_partition):
-            await _wait_for(client, name)
+            await wait_for_topic(client, name)
         elif not wanted.follow and len(wanted.topics) > 1:  # nothing is written before all are known to exist
             await client.offsets(name)
     if not needs_partition:
@@ -56,7 +56,7 @@ async def ready_to_read(client: AsyncClient, wanted: TopicsRequest, *, all_exist
     return TopicsRequest(wanted.topics, wanted.start, known[0].partition, wanted.limit, wanted.follow)
 
 
-async def _wait_for(client: AsyncClient, topic: str) -> None:
+async def wait_for_topic(client: AsyncClient, topic: str) -> None:
     """Return once the topic exists."""
     from shoal.errors import ShoalError
 
@@ -92,7 +92,7 @@ Streams = Sequence[tuple[str, "AsyncGenerator[Fetched]"]]
 
 async def _stream(client: AsyncClient, wanted: TopicsRequest, topic: str) -> AsyncGenerator[Fetched]:
     if wanted.follow:
-        await _wait_for(client, topic)
+        await wait_for_topic(client, topic)
     chunks = client.consume(
         topic,
         start=wanted.start,

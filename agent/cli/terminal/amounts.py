@@ -40,13 +40,19 @@ def is_size(text: str) -> bool:
     return not text.isdecimal() and _DURATION.fullmatch(text) is None and _SIZE.fullmatch(text) is not None
 
 
-def duration_text(text: str, option: str) -> str | None:
-    """A duration as agents take it, `7d`; weeks become days, None for `none`. Raises UsageError."""
+def age_limit_text(text: str, option: str) -> str | None:
+    """A duration as agents take it, None for `none`. Raises UsageError."""
     if text == UNLIMITED:
         return None
+    return duration_text(text, option, ", or `none`")
+
+
+def duration_text(text: str, option: str, other: str = "") -> str:
+    """A duration as agents take it, `7d`; weeks become days. `other`: what else may be given. Raises
+    UsageError."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"{option} {text!r} is no duration", "give one like 30m, 12h, 7d or 2w, or `none`")
+        raise UsageError(f"{option} {text!r} is no duration", f"give one like 10s, 30m, 12h or 7d{other}")
     return f"{7 * int(match[1])}d" if match[2] == "w" else f"{match[1]}{match[2]}"
 
 
@@ -55,7 +61,7 @@ def moment_ms(text: str, now_ms: int) -> int:
     or a duration before now. Raises UsageError."""
     ago = text.strip().removeprefix("-")
     if _DURATION.fullmatch(ago):
-        return now_ms - parse_duration_ms(str(duration_text(ago, "@")))
+        return now_ms - parse_duration_ms(duration_text(ago, "@"))
     if text.isdecimal() and len(text) <= 16:
         return int(text) * 1_000 if int(text) < _SECONDS_MAX else int(text)
     try:
@@ -67,9 +73,9 @@ def moment_ms(text: str, now_ms: int) -> int:
     return round(moment.timestamp() * 1_000)
 
 
-def start_of(text: str, now_ms: int) -> str:
-    """The value of --from as the client takes it: earliest, latest, -N, @MILLISECONDS or an offset. Raises
-    UsageError."""
+def start_of(text: str, now_ms: int, option: str = "--from") -> str:
+    """The value of --from as the client takes it: earliest, latest, -N, @MILLISECONDS or an offset. `option`
+    is another one that may have most of these. Raises UsageError."""
     word = {"beginning": "earliest", "start": "earliest", "end": "latest"}.get(text, text)
     if re.fullmatch(r"-0{1,19}", word):
         return "latest"  # the last none of them; the number alone would be the first offset
@@ -78,8 +84,9 @@ def start_of(text: str, now_ms: int) -> str:
     moment = _moment_of(word, now_ms)
     if moment is None:
         raise UsageError(
-            f"--from {text!r} is no place",
-            f"give earliest, latest, -10, an offset, or a time: -1h, {MOMENT_FORMS}",
+            f"{option} {text!r} is no place",
+            f"give earliest, latest, {'-10, ' if option == '--from' else ''}an offset, or a time: -1h,"
+            f" {MOMENT_FORMS}",
         )
     return moment
 

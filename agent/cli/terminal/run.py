@@ -43,7 +43,7 @@ ADVICE = {
     "overloaded": "send more slowly (--rate), or start more agents",
     "disk-full": "make room on the agent's disk, or delete a topic",
     "trimmed": "start at --from earliest",
-    "beyond-end": "start at --from latest, or at an offset within the log",
+    "beyond-end": "give latest, or an offset within the log",
     "too-large": "a record may have at most 8 MiB",
 }
 NOBODY_ADVICE = "is an agent running? Start one with `shoal dev`, or name one with --agent URL or SHOAL_AGENT"

@@ -70,8 +70,13 @@ class AsyncSubscription(LiveObject):
         self._options = options
         self._closed = False
         self._gone = asyncio.Event()
+        consumer = options.get("consumer")
         self._group = GroupRequests(
-            cluster, topic, group, options.get("consumer") or default_consumer(), options.get("partition")
+            cluster,
+            topic,
+            group,
+            default_consumer() if consumer is None else consumer,
+            options.get("partition"),
         )
         self._asking: ReceiveTerms | None = None
         self._ledger = Ledger()

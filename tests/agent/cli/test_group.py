@@ -7,20 +7,22 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import signal
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import typer
-from command_line import assert_one_line, finish, run, start
+from command_line import COMMAND_SECONDS, assert_one_line, finish, run, start
 from fake_cluster import FakeCluster, refuse, reset_after_storing
 from fake_group_routes import FakeGroups
 
 from shoal.agent.cli.group import changeable, consumer_rows, describe, list_, start_text, totals_text
 from shoal.agent.cli.main import app
-from shoal.agent.cli.records.group_consume import _Counts, _run
+from shoal.agent.cli.records.group_consume import KEY_BYTES_MAX, _Counts, _run
 from shoal.agent.cli.terminal.completion import complete_group
 from shoal.agent.cli.terminal.output import CliError
 from shoal.agent.groups.place import START
@@ -175,6 +177,11 @@ async def test_a_group_is_sought_redriven_and_decided(groups: FakeGroups) -> Non
     )
     assert decided.stderr.strip() == "payments/1 offset 4: retry"
     assert groups.said("decide") == [{"partition": 1, "offset": 4, "action": "retry"}]
+    groups.decided = False
+    late = await run(
+        "group", "decide", "payments", "billing", "drop", "-p", "1", "--offset", "4", agent=agent
+    )
+    assert_one_line(late, "payments/1 offset 4 is not stopped in group billing")
 
 
 async def test_a_redrive_of_some_letters_is_never_done_twice(groups: FakeGroups) -> None:
@@ -249,10 +256,7 @@ async def test_a_signal_releases_what_was_not_begun(
     assert process.returncode == 130
     assert err.decode().strip() == "0 messages done"
     assert undone(groups) == 10
-    for desk in groups.desks("payments", "billing"):
-        numbers = desk.leader.describe(desk.now_ms, desk.append_us)
-        assert numbers.in_flight == 0
-        assert all(span.attempts == 0 for span in desk.group.spans.from_place(START))
+    assert_all_are_free(groups)
 
 
 async def test_a_signal_while_a_command_starts_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,8 +271,7 @@ async def test_a_signal_while_a_command_starts_ends_it(monkeypatch: pytest.Monke
         return processes[0]
 
     monkeypatch.setattr(asyncio, "create_subprocess_shell", slow)
-    message = Mock(topic="payments", partition=0, offset=0, attempts=1, key=None, value=b"", headers=())
-    monkeypatch.setattr("shoal.agent.cli.records.group_consume._environment", lambda _: dict(os.environ))
+    message = message_of(b"")
     running = asyncio.create_task(_run(message, "exec sleep 60", _Counts()))
     await started.wait()
     running.cancel()
@@ -276,6 +279,123 @@ async def test_a_signal_while_a_command_starts_ends_it(monkeypatch: pytest.Monke
         await running
     assert processes[0].returncode == -signal.SIGTERM
     assert [called[0] for called in message.method_calls] == ["release"]
+
+
+def assert_all_are_free(groups: FakeGroups) -> None:
+    """Nothing is held, and what is not done counts no attempt."""
+    for desk in groups.desks("payments", "billing"):
+        assert desk.leader.describe(desk.now_ms, desk.append_us).in_flight == 0
+        assert all(span.attempts == 0 for span in desk.group.spans.from_place(START))
+
+
+async def in_shell(line: str, agent: str) -> bytes:
+    """What a line of the shell, in which {shoal} is the command, writes to stderr."""
+    shoal = f"{shlex.quote(sys.executable)} -m shoal.agent"
+    process = await asyncio.create_subprocess_shell(
+        line.format(shoal=shoal), stderr=asyncio.subprocess.PIPE, env={**os.environ, "SHOAL_AGENT": agent}
+    )
+    return (await finish(process))[1]
+
+
+@pytest.mark.parametrize("acks", ["--ack", "--no-ack"])
+async def test_a_closed_pipe_frees_all_that_was_not_written(groups: FakeGroups, acks: str) -> None:
+    """`| head` ends the command; the message that could not be written comes again at once."""
+    agent = url(groups)
+    line = f"{{shoal}} consume payments --group billing --follow {acks} | head -n 1 > /dev/null"
+    assert await in_shell(line, agent) == b""
+    assert_all_are_free(groups)
+    assert undone(groups) == 10 if acks == "--no-ack" else undone(groups) < 10
+
+
+async def test_commands_whose_output_nobody_reads_fail_no_message(groups: FakeGroups) -> None:
+    """They would end of it, one after the other, and all messages become dead letters."""
+    line = "{shoal} consume payments --group billing --follow --exec 'cat; echo' | head -n 1 > /dev/null"
+    assert b" done" in await in_shell(line, url(groups))
+    assert groups.said("nack") == []
+    assert_all_are_free(groups)
+
+
+def message_of(value: bytes, key: bytes | None = None) -> Mock:
+    """A message in hand, as far as a command needs it."""
+    place = {"topic": "payments", "partition": 0, "offset": 0, "attempt": 1, "timestamp_us": 0}
+    return Mock(**place, key=key, value=value, headers=(), settled=None)
+
+
+async def test_a_command_never_starts_before_its_whole_input_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where this process is killed beside it, the command has a whole message and no part of one."""
+    value, seen = os.urandom(300_000), []
+    create = asyncio.create_subprocess_shell
+
+    async def looking(command: str, stdin: Any, **options: Any) -> asyncio.subprocess.Process:
+        seen.append(os.pread(stdin.fileno(), 1_000_000, 0))
+        return await create(command, stdin=stdin, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_shell", looking)
+    message = message_of(value)
+    await _run(message, f"test $(wc -c) = {len(value)}", _Counts())
+    assert seen == [value]
+    assert [called[0] for called in message.method_calls] == ["ack"]
+
+
+async def test_a_command_that_cannot_start_frees_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No memory, no processes: that is no failure of the message."""
+    monkeypatch.setattr(asyncio, "create_subprocess_shell", Mock(side_effect=OSError("no processes")))
+    message = message_of(b"")
+    with pytest.raises(OSError, match="no processes"):
+        await _run(message, "true", _Counts())
+    assert [called[0] for called in message.method_calls] == ["release"]
+
+
+async def test_a_key_that_no_variable_can_hold_is_left_out() -> None:
+    """Linux would refuse to start the command, again and again."""
+    for key, status in ((b"k" * KEY_BYTES_MAX, "ack"), (b"k" * (KEY_BYTES_MAX + 1), "nack"), (b"\0", "nack")):
+        message = message_of(b"", key)
+        await _run(message, 'test -n "$SHOAL_KEY"', _Counts())
+        assert message.method_calls[0][0] == status
+
+
+async def test_following_waits_for_the_topic(groups: FakeGroups) -> None:
+    """As without a group, and says so."""
+    process = await start(
+        "consume", "later", "--group", "billing", "--follow", "--limit", "1", agent=url(groups)
+    )
+    async with asyncio.timeout(COMMAND_SECONDS):
+        assert process.stderr is not None
+        assert (await process.stderr.readline()).startswith(b"waiting for topic later;")
+        topic = groups.cluster.create("later", 1)
+        topic.partitions[0].append([batch_of([b"at last"])], None)
+        assert await finish(process) == (b"at last\n", b"")
+
+
+async def test_a_paused_group_is_told_of_once(groups: FakeGroups) -> None:
+    """The command waits, since messages are left."""
+    groups.create("payments", "billing")
+    agent = url(groups)
+    assert (await run("group", "pause", "payments", "billing", agent=agent)).code == 0
+    process = await start("consume", "payments", "--group", "billing", agent=agent)
+    async with asyncio.timeout(COMMAND_SECONDS):
+        assert process.stderr is not None
+        assert (await process.stderr.readline()).startswith(b"group billing is paused; `shoal group resume")
+        assert (await run("group", "resume", "payments", "billing", agent=agent)).code == 0
+        out, err = await finish(process)
+    assert (len(out.splitlines()), err) == (10, b"")
+
+
+async def test_messages_behind_a_stopped_one_are_told_of(groups: FakeGroups) -> None:
+    """In an exclusive group they wait for an operator."""
+    groups.create("payments", "billing", mode="exclusive", dead="stop", max_attempts=1)
+    words = ("consume", "payments", "--group", "billing", "--partition", "0")
+    process = await start(*words, "--exec", "exit 3", agent=url(groups))
+    async with asyncio.timeout(COMMAND_SECONDS):
+        assert process.stderr is not None
+        assert await process.stderr.readline() == b"payments/0 offset 0: the command ended with 3\n"
+        assert (await process.stderr.readline()).startswith(
+            b"payments/0: messages wait behind one that stopped"
+        )
+        process.send_signal(signal.SIGINT)
+        assert (await finish(process))[1] == b"0 messages done, 1 failed\n"
 
 
 @pytest.mark.parametrize(
@@ -288,6 +408,10 @@ async def test_a_signal_while_a_command_starts_ends_it(monkeypatch: pytest.Monke
         (("payments", "--group", "g", "--from", "latest"), "shoal group seek"),
         (("payments", "--group", "g", "--lag"), "shoal group describe"),
         (("payments", "--group", "g", "--batch", "100001"), "batch"),
+        (("payments", "--group", "g", "--exec", ""), "--exec is empty"),
+        (("payments", "--group", "g", "--exec", "cat", "-o", "arrow"), "standard input"),
+        (("payments", "--group", "g", "--exec", "cat", "-f", "%v"), "standard input"),
+        (("payments", "--group", "g", "--exec", "cat", "--no-ack"), "--no-ack"),
     ],
 )
 async def test_options_that_do_not_fit_are_told(

@@ -19,7 +19,7 @@ from fake_cluster import FakeCluster
 from listening import serving
 
 from shoal.agent.cli.main import app
-from shoal.agent.cli.terminal.amounts import duration_text, moment_ms, size_bytes, start_of
+from shoal.agent.cli.terminal.amounts import age_limit_text, duration_text, moment_ms, size_bytes, start_of
 from shoal.agent.cli.terminal.completion import complete_member, complete_topic, joined_words
 from shoal.agent.cli.terminal.output import CliError
 from shoal.agent.cli.terminal.run import with_asked
@@ -68,7 +68,7 @@ def test_sizes(text: str, expected: int | None) -> None:
 )
 def test_durations(text: str, expected: str | None) -> None:
     """As agents take them; weeks too."""
-    assert duration_text(text, "--x") == expected
+    assert age_limit_text(text, "--x") == expected
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,16 @@ def test_what_is_no_size_or_duration_is_told(text: str) -> None:
     """With what would be one."""
     with pytest.raises(CliError, match=r"--x .* is no size"):
         size_bytes(text, "--x")
-    with pytest.raises(CliError, match=r"--x .* is no duration"):
-        duration_text(text, "--x")
+    with pytest.raises(CliError, match=r"--x .* is no duration") as error:
+        age_limit_text(text, "--x")
+    assert "`none`" in error.value.advice
+
+
+def test_a_duration_that_must_be_there_is_not_none() -> None:
+    """And nobody is advised to give it."""
+    with pytest.raises(CliError, match=r"--x 'none' is no duration") as error:
+        duration_text("none", "--x")
+    assert "`none`" not in error.value.advice
 
 
 @pytest.mark.parametrize("text", ["yesterday", "@", "@yesterday", "@-", "1h", "--5", "9" * 5_000])
@@ -112,6 +120,14 @@ def test_what_is_no_place_is_told(text: str) -> None:
         start_of(text, NOW_MS)
     assert "@2026-01-01" in error.value.advice
     assert error.value.exit_code == 2
+
+
+def test_what_is_no_place_is_told_by_its_option() -> None:
+    """A group has no place that counts from the end: only --from is told of one."""
+    for option, counts in (("--from", True), ("--to", False)):
+        with pytest.raises(CliError, match=f"{option} 'yesterday' is no place") as error:
+            start_of("yesterday", NOW_MS, option)
+        assert ("-10, " in error.value.advice) is counts
 
 
 def test_a_moment_may_be_in_the_past_or_ahead() -> None:

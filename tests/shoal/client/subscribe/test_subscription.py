@@ -293,6 +293,15 @@ async def test_keys_keep_their_order_over_a_nack(
     assert undone(groups) == 0
 
 
+async def test_an_empty_name_of_a_consumer_is_no_missing_one(
+    cluster: FakeCluster, groups: FakeGroups, client: AsyncClient
+) -> None:
+    """As an unset variable gives it: agents refuse it."""
+    fill(cluster, 1)
+    assert client.subscribe("t", group="g", consumer="").consumer == ""
+    assert client.subscribe("t", group="g", consumer=None).consumer.count("-") >= 2
+
+
 async def test_three_exclusive_consumers_and_a_name_that_is_taken(
     cluster: FakeCluster, groups: FakeGroups, client: AsyncClient
 ) -> None:
