@@ -117,8 +117,10 @@ class Agents:
         return running
 
     async def alone(self, name: str, levels: LevelRange = SUPPORTED, **flags: object) -> Running:
-        """An agent of its own cluster, ready."""
-        return await self.start(name, levels, **flags).until_ready()
+        """An agent of its own cluster, ready and at its level."""
+        running = await self.start(name, levels, **flags).until_ready()
+        await at_level([running], levels, flags)
+        return running
 
     async def cluster(self, size: int, levels: LevelRange = SUPPORTED, **flags: object) -> list[Running]:
         """Agents that expect each other and meet through the first one's address."""
@@ -126,7 +128,9 @@ class Agents:
         address = await first.gossip_address()
         more = {"expect": size, "join": [address], **flags}
         others = [self.start(f"a{number}", levels, **more) for number in range(1, size)]
-        return [await running.until_ready() for running in (first, *others)]
+        running = [await each.until_ready() for each in (first, *others)]
+        await at_level(running, levels, flags)
+        return running
 
     async def stop_all(self) -> None:
         """At once; faults were the tests' to look at."""
@@ -134,6 +138,19 @@ class Agents:
             running.stop.ask()
             running.stop.ask()
         await asyncio.gather(*(running.task for running in self.running), return_exceptions=True)
+
+
+async def at_level(agents: list[Running], levels: LevelRange, flags: Mapping[str, object]) -> None:
+    """A new cluster takes its level right after its start; an agent that is ready may not have heard of it.
+    One that is held, and one that others had before, stays as it is."""
+    if flags.get("hold_level") or levels is not SUPPORTED or "join" in flags:
+        return
+
+    def heard(running: Running) -> bool:
+        cluster = running.agent.cluster
+        return cluster is not None and cluster.joined.topics.level == levels.highest
+
+    await eventually(lambda: _true(all(heard(running) for running in agents)))
 
 
 @asynccontextmanager

@@ -10,16 +10,22 @@ import pytest
 from waiting import PATIENCE_S, until
 
 from shoal.agent.durable.ids import GroupId
-from tests.agent.agents import Agents, Running, agents_in
+from tests.agent.agents import EVENTUALLY_S, LOOK_INTERVAL_S, Agents, Running, agents_in
 
 GROUP = "/v1/topics/t/groups/g"
 COUNT = 60
 
 
 async def asked(running: Running, method: str, path: str, body: object = None, **query: object) -> Any:
-    status, document = await running.call(method, path, body, **query)
-    assert status < 300, document
-    return document
+    """Asked again where nobody led for a moment and nothing was done."""
+    given_up = asyncio.get_running_loop().time() + EVENTUALLY_S
+    while True:
+        status, document = await running.call(method, path, body, **query)
+        if status < 300:
+            return document
+        assert (status, document["definite"], document["retriable"]) == (503, True, True), document
+        assert asyncio.get_running_loop().time() < given_up, document
+        await asyncio.sleep(LOOK_INTERVAL_S)
 
 
 async def with_records(agents: Agents) -> list[Running]:
