@@ -156,11 +156,14 @@ async def test_trouble_can_be_seen(agents: Agents) -> None:
     assert await sum_of("shoal_elections_total", survivors) > 0
     for _ in range(5):
         await append(first, 3)
-    lags = [await scraped(agent, "?partitions=true") for agent in survivors]
-    followers = {
-        dict(labels)["follower"] for item in lags for _, labels in item["shoal_follower_lag_entries"].samples
-    }
-    assert "a2" in followers
+    lags: list[Any] = []
+
+    async def is_behind() -> bool:
+        lags[:] = [await scraped(agent, "?partitions=true") for agent in survivors]
+        rows = [labels for item in lags for _, labels in item["shoal_follower_lag_entries"].samples]
+        return "a2" in {dict(labels)["follower"] for labels in rows}
+
+    await eventually(is_behind)
     largest = max(item["shoal_follower_lag_entries"].value(follower="a2") for item in lags)
     assert largest == max(
         value

@@ -212,7 +212,7 @@ async def test_exclusive_groups_keep_the_order_of_due_times(agent: Running) -> N
     await agent.call("PUT", f"{TOPIC}/groups/g", {"mode": "exclusive"})
     soon_us = now_us() + 300_000
     await put(agent, *({"value": "v", "deliver_at": format_time(soon_us - ahead)} for ahead in (0, 100_000)))
-    await put(agent, {"value": "last", "delay": "400ms"})
+    await put(agent, {"value": "last", "deliver_at": format_time(soon_us + 100_000)})
     offsets: list[int] = []
     while len(offsets) < 3:
         answer = await receive(agent, consumer="c", wait="2s")
