@@ -111,8 +111,10 @@ def cancel() -> None:
 
 
 def clean_environment() -> dict[str, str]:
-    """The variables for what runs inside: no foreign PYTHONPATH, the environment's commands first."""
-    variables = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "PYTHONHOME"}}
+    """The variables for what runs inside: no foreign PYTHONPATH, the environment's commands first, and what
+    was compiled is kept, though images of containers often forbid it: an agent starts in half the time."""
+    left_out = {"PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE"}
+    variables = {key: value for key, value in os.environ.items() if key not in left_out}
     variables["PATH"] = f"{DIRECTORY / 'bin'}{os.pathsep}{variables.get('PATH', '')}"
     variables["VIRTUAL_ENV"] = str(DIRECTORY)
     return variables

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+import environment
 import pytest
 from lanes import Lane, Lanes
 
@@ -101,3 +102,17 @@ def test_a_run_in_integration_draws_the_examples_of_every_other_run() -> None:
             timeout=120,
         )
         assert told.stdout == "False\n"
+
+
+def test_what_tests_start_keeps_what_it_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each of hundreds of agents and commands compiles all it imports, where an image forbids to."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    told = subprocess.run(
+        [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"],
+        env=environment.clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert told.stdout == "False\n"
