@@ -97,11 +97,10 @@ async def test_replicas_take_other_settings_without_a_restart(agents: Agents) ->
 async def test_a_member_of_the_former_version_keeps_the_factor_as_it_is(agents: Agents) -> None:
     """Whichever agent is asked refuses it, names the level, and changes nothing; retention changes. Once the
     member is upgraded and the level has risen, the same request is carried out."""
-    new = agents.start("new", expect=2)
+    # The older one is the founder: else it might come to a cluster that has risen.
+    old = await agents.alone("old", levels=BEFORE_LEVELS)
+    new = await agents.start("new", expect=2, join=[await old.gossip_address()]).until_ready()
     join = [await new.gossip_address()]
-    old = agents.start("old", levels=BEFORE_LEVELS, expect=2, join=join)
-    for running in (new, old):
-        await running.until_ready()
     assert (await new.call("PUT", "/v1/topics/t", {"replication_factor": 1}))[0] == 201
     wanted = {"replication_factor": 2, "retention": {"age": "1d"}}
     for running in (new, old):
