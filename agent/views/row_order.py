@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.agent.partition.plan import ViewKind
-from shoal.agent.views.run_format import CHUNK_BYTES, CHUNK_ROWS, place_key
+from shoal.agent.views.run_format import CHUNK_BYTES, CHUNK_ROWS, RunChunk, RunFormatError, place_key
 from shoal.format.batch import DELIVER_AT_COLUMN, Stamp
 
 OFFSET_COLUMN: Final = "offset"
@@ -25,6 +25,8 @@ SLICE_ROWS: Final = 64 * 2**10
 """Rows that are put into their order at once: what is sorted lies in memory whole, its sorted copy does
 not."""
 
+_ARROW_FAULTS: Final = (pa.ArrowException, EOFError, OSError, ValueError)
+"""Of bytes that are not of the columns that were asked for."""
 _OFFSET: Final = pa.field(OFFSET_COLUMN, pa.int64(), nullable=False)
 _APPEND_TIME: Final = pa.field(APPEND_TIME_COLUMN, pa.timestamp("us", tz="UTC"), nullable=False)
 
@@ -37,6 +39,7 @@ class RowOrder(ABC):
     def __init__(self, topic_schema: pa.Schema) -> None:
         self.topic_schema = topic_schema
         self.schema = pa.schema([_OFFSET, _APPEND_TIME, *topic_schema])
+        self._without_nulls = tuple(number for number, field in enumerate(self.schema) if not field.nullable)
 
     def rows_of(self, batch: pa.RecordBatch, stamp: Stamp) -> pa.RecordBatch:
         """The records of one entry as rows: with their offsets and their append time."""
@@ -53,6 +56,34 @@ class RowOrder(ABC):
     @abstractmethod
     def key_at(self, rows: pa.RecordBatch, number: int) -> bytes:
         """The sort key of one row."""
+
+    def check_schema(self, data: bytes) -> None:
+        """Of the head of a file: the columns of this view's runs. Raises RunFormatError."""
+        try:
+            schema = pa.ipc.read_schema(pa.py_buffer(data))
+        except _ARROW_FAULTS as error:
+            raise RunFormatError(f"the schema cannot be read: {error}") from error
+        if not schema.equals(self.schema):
+            raise RunFormatError("the run has other columns than its topic")
+
+    def read_chunk(self, data: memoryview, chunk: RunChunk) -> pa.RecordBatch:
+        """The rows in the bytes of a chunk, sharing their memory. Raises RunFormatError where they are not
+        what the index says: a checksum tells nothing of what was written in the first place."""
+        try:
+            rows = pa.ipc.read_record_batch(pa.py_buffer(data), self.schema)
+            rows.validate(full=True)
+            fits = (
+                not any(rows.column(number).null_count for number in self._without_nulls)
+                and rows.num_rows == chunk.rows
+                and pc.min(rows.column(0)).as_py() >= 0
+                and pc.min(rows.column(1)).value >= 0
+                and self.key_at(rows, 0) == chunk.first_key
+            )
+        except _ARROW_FAULTS as error:
+            raise RunFormatError(f"a chunk holds no rows of its topic: {error}") from error
+        if not fits:
+            raise RunFormatError("a chunk holds other rows than its index says")
+        return rows
 
     def prints_of(self, chunk: pa.RecordBatch) -> pa.Array | None:
         """The part of a filter that is this chunk's; None: runs have no filters."""

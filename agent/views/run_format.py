@@ -33,6 +33,10 @@ than a read of this."""
 MAX_KEY_BYTES: Final = 65_535
 MAX_INDEX_BYTES: Final = 256 * 2**20
 """Of one run's index and of its filter: a million chunks with keys of 256 bytes."""
+MAX_HEAD_BYTES: Final = 16 * 2**10
+"""Of the schema before the first chunk: that of a topic takes about 700 bytes."""
+PRINT_BYTES: Final = 4
+"""A filter is made of prints of keys, each of so many bytes."""
 TAIL_BYTES: Final = 64
 
 RUN_SUFFIX: Final = ".arrows"
@@ -120,6 +124,11 @@ class RunIndex:
     def rows(self) -> int:
         """Of all chunks."""
         return self._rows_before[-1]
+
+    @property
+    def end(self) -> int:
+        """Behind the last chunk; 0 without chunks."""
+        return self._positions[-1] + self._lengths[-1] if self._positions else 0
 
     def rows_before(self, number: int) -> int:
         """Of the chunks before that one; of all of them for the number behind the last."""
@@ -229,6 +238,7 @@ def decode_tail(data: bytes, seed: int) -> RunTail:
         index_sum,
         filter_sum,
     )
-    if not 1 <= first <= last <= _MAX_INDEX or max(index_length, filter_length) > MAX_INDEX_BYTES:
+    is_bounded = max(index_length, filter_length) <= MAX_INDEX_BYTES and not filter_length % PRINT_BYTES
+    if not 1 <= first <= last <= _MAX_INDEX or not is_bounded:
         raise RunFormatError("the tail record's numbers contradict each other")
     return tail

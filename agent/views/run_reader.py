@@ -12,6 +12,7 @@ import pyarrow as pa
 from shoal.agent.views.manifest import RunEntry
 from shoal.agent.views.row_order import RowOrder
 from shoal.agent.views.run_format import (
+    MAX_HEAD_BYTES,
     TAIL_BYTES,
     RunFormatError,
     RunIndex,
@@ -67,13 +68,15 @@ class SortedRun:
                 raise RunFormatError("the file is another one than the manifest names")
             index = await file.read(tail.index_position, tail.index_length)
             filtered = await file.read(tail.filter_position, tail.filter_length)
+            head = await file.read(0, min(tail.index_position, MAX_HEAD_BYTES))
         if crc32c.crc32c(index, self._seed) != tail.index_checksum or len(index) < tail.index_length:
             raise RunFormatError("the index does not verify")
         if crc32c.crc32c(filtered, self._seed) != tail.filter_checksum or len(filtered) < tail.filter_length:
             raise RunFormatError("the filter does not verify")
         self.index, self.filter = decode_index(index), filtered
-        if self.index.rows != tail.rows:
-            raise RunFormatError("the index has another number of rows than the tail record")
+        if self.index.rows != tail.rows or self.index.end > tail.index_position:
+            raise RunFormatError("the index has another number of rows or bytes than the tail record")
+        self._order.check_schema(head)
 
     def damaged(self, position: int, detail: str) -> Damaged:
         """The error that names this run's entries."""
@@ -100,7 +103,10 @@ class SortedRun:
             own = view[chunk.position - begin :][: chunk.length]
             if len(own) != chunk.length or crc32c.crc32c(own, self._seed) != chunk.checksum:
                 raise self.damaged(chunk.position, "a chunk does not verify")
-            found.append(pa.ipc.read_record_batch(pa.py_buffer(own), self._order.schema))
+            try:
+                found.append(self._order.read_chunk(own, chunk))
+            except RunFormatError as error:
+                raise self.damaged(chunk.position, str(error)) from error
         return found
 
     async def read_bytes(self, position: int, length: int) -> bytes:

@@ -15,11 +15,10 @@ import pyarrow.compute as pc
 
 from shoal.agent.partition.plan import ViewKind
 from shoal.agent.views.row_order import RowOrder
-from shoal.agent.views.run_format import MAX_INDEX_BYTES
+from shoal.agent.views.run_format import MAX_INDEX_BYTES, PRINT_BYTES
 from shoal.format.batch import KEY_COLUMN, VALUE_COLUMN
 from shoal.format.hash_ranges import key_hash_64
 
-PRINT_BYTES: Final = 4
 _PRINT_MASK: Final = 2**32 - 1
 
 
@@ -32,6 +31,7 @@ class TableOrder(RowOrder):
         super().__init__(topic_schema)
         self._key = self.schema.get_field_index(KEY_COLUMN)
         self._value = self.schema.get_field_index(VALUE_COLUMN)
+        self._without_nulls = (*self._without_nulls, self._key)
 
     def in_order(self, rows: pa.RecordBatch) -> pa.Array:
         """See RowOrder."""
