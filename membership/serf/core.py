@@ -209,9 +209,9 @@ class SerfCore:
 
     # Intents
 
-    def _on_leave_intent(self, intent: LeaveIntent, now_ms: int) -> bool:
+    def _on_leave_intent(self, intent: LeaveIntent, now_ms: int, *, told: bool = True) -> bool:
         """True when it was news and should be told on; a false one about ourselves is answered instead."""
-        heard = self._list.on_leave_intent(intent, now_ms, leaving=self._leave.begun)
+        heard = self._list.on_leave_intent(intent, now_ms, leaving=self._leave.begun, told=told)
         if heard is IntentOutcome.FALSE:
             self.announce_join(now_ms)
         return heard is IntentOutcome.NEWS
@@ -249,7 +249,8 @@ class SerfCore:
         self._queries.clock.witness(state.query_ltime - 1)
         left = set(state.left_members)
         for name in state.left_members:
-            self._on_leave_intent(LeaveIntent(state.status_ltimes.get(name, 0) + 1, name), now_ms)
+            intent = LeaveIntent(state.status_ltimes.get(name, 0) + 1, name)
+            self._on_leave_intent(intent, now_ms, told=False)
         # The peer may have heard an intent about us that we never sent: a force-leave that it told nobody of,
         # or one of our former life. Answered with a newer join intent it is undone there.
         name = self._config.name

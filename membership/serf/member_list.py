@@ -87,7 +87,7 @@ class MemberList:
         member.suspected = False
         self._set_status(member, Status.ALIVE, now_ms)
         intent = self._recent_intents.pop(change.name, None)
-        if intent is not None and intent.ltime > member.status_ltime:
+        if intent is not None and intent.ltime >= member.status_ltime:
             member.status_ltime = intent.ltime
             if intent.leaves:
                 self._set_status(member, Status.LEAVING, now_ms)
@@ -137,8 +137,11 @@ class MemberList:
             self._tell(EventKind.UPDATED, member)
         return True
 
-    def on_leave_intent(self, intent: LeaveIntent, now_ms: int, *, leaving: bool) -> IntentOutcome:
-        """`leaving`: we ourselves are, so that an intent about us is true."""
+    def on_leave_intent(
+        self, intent: LeaveIntent, now_ms: int, *, leaving: bool, told: bool = True
+    ) -> IntentOutcome:
+        """`leaving`: we ourselves are, so that an intent about us is true. `told`: somebody sent it, and it
+        was not made of a peer's list, whose times of members that left are greater with each exchange."""
         self.clock.witness(intent.ltime)
         member = self._members.get(intent.node)
         if member is None:
@@ -152,7 +155,11 @@ class MemberList:
         if member.status == Status.ALIVE:
             self._set_status(member, Status.LEAVING, now_ms)
             self._tell(EventKind.UPDATED, member)
-        elif member.status == Status.FAILED:
+        elif member.status in (Status.FAILED, Status.LEFT) and told and not intent.prune:
+            # It may have come back and gone again, and what says that it came is still on its way. Its next
+            # life begins as leaving then, unless a newer join intent has told of a longer one.
+            self._remember_intent(intent.node, RecentIntent(True, intent.ltime, now_ms))
+        if member.status == Status.FAILED:
             member.status = Status.LEFT  # it has been gone since it failed, as in Serf
             self._tell(EventKind.LEFT, member)
         if intent.prune and member.status == Status.LEFT:
