@@ -264,6 +264,7 @@ class FakeGroupBroker:
     async def await_messages(
         self, topic: Topic, partition: int, group: Group, question: Question, wait_ms: int
     ) -> Promise | None:
+        self._raise_injected()
         entry = self._entry(topic.name, group.name)
         delivery = self._delivery(topic, partition)
         asked = delivery.leader(entry).ask(question, delivery.now_ms())

@@ -156,7 +156,9 @@ GROUP_SCHEMAS: dict[str, Schema] = {
         receipt=described(or_null(TEXT), "Of the whole answer."),
         delivered_at=or_null(TIME),
         messages=list_of({"$ref": "#/components/schemas/ReceivedMessage"}),
-        reason=described(or_null(TEXT), "Why there is none: empty, window-full, paused, not-owner, blocked."),
+        reason=described(
+            or_null(TEXT), "Why there is none: empty, unavailable, window-full, paused, not-owner, blocked."
+        ),
         acked={"$ref": "#/components/schemas/Outcomes"},
     ),
     "Outcomes": members_of(

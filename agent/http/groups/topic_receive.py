@@ -68,6 +68,8 @@ class TopicReceive:
         """Whether some leader has answered."""
         self._refusal: ShoalError | None = None
         """Of a partition that was passed over."""
+        self._silent: set[int] = set()
+        """Partitions of which nobody has said, when they were asked last, that they have no messages."""
 
     async def answer(self) -> web.StreamResponse:
         """The first partition that has messages answers. ShoalError no-leader where none has a leader."""
@@ -90,7 +92,8 @@ class TopicReceive:
             raise self._refusal
         if not self._reached:
             raise ShoalError("no-leader", f"no partition of {target.topic.name} has a leader at present")
-        return await asked.nothing(self._reason)
+        is_unknown = self._silent and self._reason == "empty"
+        return await asked.nothing("unavailable" if is_unknown else self._reason)
 
     def _leader(self, partition: int) -> Leader | None:
         """Of another agent; None: this one, or nobody."""
@@ -153,8 +156,7 @@ class TopicReceive:
                 answer = await self._question(leader, partitions, None)
                 if answer is not None and answer.get("partition") in partitions:
                     return Offer(leader, Promise(int(answer["partition"]), 0, repeat=True))
-                led = None if answer is None else answer.get("led")
-                left -= {item for item in led if type(item) is int} if isinstance(led, list) else set()
+                left -= _led_in(answer, ())
             if left and not await deadline.pause(RETRY_PAUSE_SECONDS):
                 raise ShoalError(
                     "no-leader",
@@ -179,6 +181,7 @@ class TopicReceive:
     async def _walk(self, order: list[int]) -> web.StreamResponse | None:
         """Each partition once; agents that lead several are asked once for all of them."""
         agents = self._by_agent(order)
+        self._silent = set(order).difference(*agents.values())
         for partition in order:
             if self._leads(partition):
                 found = await self._receive_here(partition, 0)
@@ -204,6 +207,7 @@ class TopicReceive:
             self._refusal = error
             return None
         self._reached = True
+        self._silent.discard(partition)
         if not granted.delivered:
             if granted.refusal != "empty":
                 self._reason = granted.refusal
@@ -221,6 +225,7 @@ class TopicReceive:
         partitions = self._target.partitions
         here = [partition for partition in partitions if self._leads(partition)]
         agents = self._by_agent(partitions)
+        self._silent = set(partitions).difference(here, *agents.values())
         remaining_ms = self._asked.waiting.remaining_ms()
         tasks = [asyncio.ensure_future(self._await_here(partition, remaining_ms)) for partition in here]
         tasks += [
@@ -259,6 +264,7 @@ class TopicReceive:
             if error.code not in PASSED_OVER:
                 raise
             self._refusal = error
+            self._silent.add(partition)
             await self._asked.waiting.pause(LOOK_SECONDS)
             return None
         self._reached = True
@@ -267,6 +273,7 @@ class TopicReceive:
     async def _offer_of(self, leader: Leader, partitions: list[int], wait_ms: int) -> Offer | None:
         answer = await self._question(leader, partitions, wait_ms)
         if answer is None or answer.get("partition") not in partitions:
+            self._silent |= set(partitions) - _led_in(answer, partitions)
             return None
         number = answer.get("promise")
         promise = Promise(answer["partition"], number if type(number) is int else 0)
@@ -324,3 +331,12 @@ class TopicReceive:
         if granted.delivered:
             self._served(partition)
         return await asked.rendered(partition, granted)
+
+
+def _led_in(answer: Any, otherwise: Iterable[int]) -> set[int]:
+    """The partitions that another agent has spoken for, by its answer to a question, None where there was
+    none. `otherwise`: what an answer means that does not say."""
+    if answer is None:
+        return set()
+    led = answer.get("led")
+    return {item for item in led if type(item) is int} if isinstance(led, list) else set(otherwise)

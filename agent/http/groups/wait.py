@@ -68,6 +68,8 @@ class Asking:
         self._call = call
         self._target = target
         self._question = question
+        self._refused: set[int] = set()
+        """Partitions that cannot be asked here now."""
 
     async def served(self, partitions: list[int]) -> Json:
         """Whether one of them remembers the request, as a leader that is confirmed."""
@@ -88,14 +90,15 @@ class Asking:
         return {"led": led}
 
     async def promised(self, partitions: list[int]) -> Json:
-        """The first promise. It ends early where one of them is not led here."""
+        """The first promise, or those that could be asked. It ends early where one of them is not led
+        here."""
         wait_ms = self._call.wait_ms()
         if not wait_ms:
             for partition in partitions:  # one after the other: no promise is made that nobody redeems
                 promise = await self._one(partition, 0)
                 if promise is not None:
                     return _document(promise)
-            return {}
+            return self._led(partitions)
         tasks = [asyncio.ensure_future(self._one(partition, wait_ms)) for partition in partitions]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -103,7 +106,7 @@ class Asking:
                 promise = task.result() if task in done else None
                 if promise is not None:
                     return _document(promise)
-            return {}
+            return self._led(partitions)
         finally:
             for task in tasks:
                 task.cancel()
@@ -118,7 +121,11 @@ class Asking:
         except ShoalError as error:
             if error.code not in PASSED_OVER:
                 raise
+            self._refused.add(partition)
             return None
+
+    def _led(self, partitions: list[int]) -> Json:
+        return {"led": [partition for partition in partitions if partition not in self._refused]}
 
 
 def _document(promise: Promise) -> Json:

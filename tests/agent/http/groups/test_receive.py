@@ -431,6 +431,25 @@ async def test_without_any_leader_a_receive_says_so(pair: Pair) -> None:
     assert answer.problem("no-leader")["definite"]
 
 
+@pytest.mark.parametrize("wait", ["0ms", "300ms"])
+async def test_a_group_is_not_called_empty_while_a_partition_cannot_be_asked(pair: Pair, wait: str) -> None:
+    """Nobody leads it, its agent here cannot tell, or its agent elsewhere: it may have messages."""
+    first, second = pair
+    for partition in range(4):
+        await receive(first, f"/v1/topics/t/partitions/{partition}/groups/g", limit=100, visibility="1h")
+    assert (await receive(first, wait=wait))["reason"] == "empty"
+    for agent in pair:
+        agent.broker.fail_next = [ShoalError("not-ready", "the group has not begun")] * 100
+        assert (await receive(first, wait=wait))["reason"] == "unavailable"
+        agent.broker.fail_next = []
+    leader = first.broker.cluster.leaders["t", 3]
+    first.broker.move("t", 3, None)
+    assert (await receive(first, wait=wait))["reason"] == "unavailable"
+    first.broker.move("t", 3, leader)
+    assert (await receive(first, wait=wait))["reason"] == "empty"
+    assert (await receive(second, wait=wait))["reason"] == "empty"
+
+
 async def test_a_consumer_does_not_stay_at_one_partition(pair: Pair) -> None:
     """Others have messages too: none waits for ever."""
     for partition in range(4):
