@@ -11,9 +11,10 @@ from shoal.agent.partition.replica import Replica
 from shoal.replication.errors import InvalidChange, NotLeader
 
 POLL_S = 0.01
-NOBODY_MS = 500
-"""How long nobody may be there to take a leadership before it is offered no more: who stood still, or makes
-its links again, hears of the others meanwhile, and the last agent to stop waits no longer than that."""
+NOBODY_POLLS = 50
+"""In so many polls one after the other nobody may be there to take a leadership before it is offered no more.
+Who makes its links again hears of the others meanwhile, and the last agent to stop waits half a second. They
+are counted, as who stands still between two of them hears nobody in that time."""
 ANSWERED_MS = 500
 """How long requests under way are waited for. A former leader hears within some heartbeats what its successor
 commits. Once it has left it never does: its clients would wait until their connections are closed."""
@@ -32,17 +33,19 @@ async def hand_over_all(led: Sequence[Replica], timeout_ms: int) -> int:
         return 0
     clock = leading[0].host.clock
     deadline_ms = clock.now_ms() + timeout_ms
-    offered_ms = {replica: clock.now_ms() for replica in leading}
-    while offered_ms and (now_ms := clock.now_ms()) < deadline_ms:
-        for replica, last_ms in list(offered_ms.items()):
+    in_vain = dict.fromkeys(leading, 0)
+    while in_vain and clock.now_ms() < deadline_ms:
+        for replica, polls in list(in_vain.items()):
             if not replica.is_leader:
-                del offered_ms[replica]
+                del in_vain[replica]
             elif _offer(replica):
-                offered_ms[replica] = now_ms
-            elif now_ms - last_ms >= NOBODY_MS:
+                in_vain[replica] = 0
+            elif polls >= NOBODY_POLLS:
                 logger.debug("%s: no other replica takes over the leadership", replica.group)
-                del offered_ms[replica]
-        if offered_ms:
+                del in_vain[replica]
+            else:
+                in_vain[replica] = polls + 1
+        if in_vain:
             await asyncio.sleep(POLL_S)
     answered_by_ms = min(deadline_ms, clock.now_ms() + ANSWERED_MS)
     while any(replica.waiting and not replica.is_leader for replica in leading):

@@ -33,6 +33,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now_s
 
+    def stand_still(self, seconds: float) -> None:
+        """So long passes before anything else is done."""
+        self._jumping.now_s += seconds
+
 
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:
     """As asyncio.run."""

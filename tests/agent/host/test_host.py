@@ -278,7 +278,7 @@ async def test_transfer_all_hands_over_and_loses_nothing(tmp_path: Path) -> None
     async with Cluster(str(tmp_path), 3) as cluster:
         await cluster.append("a")
         leader = await cluster.leader()
-        assert await leader.host.transfer_all(3_000) == 1
+        assert await leader.host.transfer_all(30_000) == 1
         successor = await until(lambda: next((n for n in cluster.nodes if n.leads and n is not leader), None))
         await successor.host.append(GROUP, Submission.of([message("b")], timeout_ms=30_000))
         assert await read_values(successor) == ["a", "b"]
@@ -288,9 +288,14 @@ async def test_transfer_all_hands_quiet_groups_over(tmp_path: Path) -> None:
     """An idle cluster is the usual one that somebody stops: its leaders hand over as well."""
     async with Cluster(str(tmp_path), 3) as cluster:
         await cluster.append("a")
-        leader = await cluster.leader()
-        await until(lambda: leader.host.replica(GROUP).core.is_quiet)
-        await asyncio.sleep(0.8)  # longer than an election timeout: nobody was heard for as long
+        is_led_quietly = False
+        while not is_led_quietly:
+            leader = await cluster.leader()
+            replica = leader.host.replica(GROUP)
+            term = replica.core.term
+            await until(lambda replica=replica: replica.core.is_quiet or not replica.is_leader)
+            await asyncio.sleep(0.8)  # longer than an election timeout: nobody was heard for as long
+            is_led_quietly = replica.is_leader and replica.core.is_quiet and replica.core.term == term
         assert await leader.host.transfer_all(30_000) == 1
 
 

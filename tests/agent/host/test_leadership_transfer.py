@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from virtual_loop import run_virtually
+from virtual_loop import VirtualLoop, run_virtually
 
-from shoal.agent.host.leadership_transfer import ANSWERED_MS, NOBODY_MS, hand_over_all
+from shoal.agent.host.leadership_transfer import ANSWERED_MS, NOBODY_POLLS, POLL_S, hand_over_all
 from shoal.replication.errors import InvalidChange
+
+NOBODY_MS = round(NOBODY_POLLS * POLL_S * 1000)
 
 
 class Clock:
@@ -64,6 +66,25 @@ def test_a_leadership_is_offered_until_somebody_is_there(
     count, at_ms = run_virtually(hand_over())
     assert count == moved
     assert took_ms <= at_ms <= took_ms + 50
+
+
+def test_who_stood_still_offers_it_again() -> None:
+    """It has heard nobody in that time, and hears them as soon as it goes on."""
+
+    class Still(Leader):
+        offers = 0
+
+        def transfer_leadership(self, to: None, now_ms: int) -> None:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, VirtualLoop)
+            loop.stand_still(2 * NOBODY_MS / 1000)
+            self.offers += 1
+            self.taken_after_ms = None if self.offers < 4 else 0
+            super().transfer_leadership(to, now_ms)
+
+    leader: Any = Still(None)
+    assert run_virtually(hand_over_all([leader], 30_000)) == 1
+    assert leader.offers == 4
 
 
 @pytest.mark.parametrize(("answered_ms", "took_ms"), [(200, 200), (60_000, ANSWERED_MS + 10)])

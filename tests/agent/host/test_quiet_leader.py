@@ -54,8 +54,9 @@ async def another_leads(cluster: Cluster, stopped: Node) -> Node:
 
 
 async def read_all(node: Node) -> None:
+    """From its own disk, whether it still leads or not."""
     for offset in range(6):
-        await node.host.reader(GROUP).read(FetchRequest(Offset(offset), max_bytes=100))
+        await node.host.reader(GROUP).read(FetchRequest(Offset(offset), max_bytes=100, local=True))
 
 
 async def test_a_sector_that_takes_nothing_under_an_idle_leader() -> None:
@@ -71,8 +72,9 @@ async def test_a_sector_that_takes_nothing_under_an_idle_leader() -> None:
         replica.log._cache = type(replica.log._cache)(0)
         disk.damage(path, 5000, 1)
         disk.faults.append(Fault("write", errno.EIO, path, times=1_000))
-        with pytest.raises(ShoalError):
+        with pytest.raises(ShoalError) as met:
             await read_all(leader)
+        assert met.value.code == "damaged"
         await until(lambda: replica.failure is not None)
         successor = await another_leads(cluster, leader)
         await cluster.append("after")
