@@ -1,9 +1,9 @@
 """Dead letters of a partition's groups, on their way into the dead-letter topics.
 
-Law of this file: one letter at a time and in their order, while this replica leads. The entry by which a
-message died is committed before its letter is sent. A letter is appended under its ordinal as sequence. So it
-may be sent again by any leader, however late, and stands in the topic once. The fold forgets it by an entry
-of its own.
+Law of this file: one letter of a group at a time and in their order, while this replica leads. A group whose
+letters nobody takes holds up no other. The entry by which a message died is committed before its letter is
+sent. A letter is appended under its ordinal as sequence. So it may be sent again by any leader, however late,
+and stands in the topic once. The fold forgets it by an entry of its own.
 """
 
 from __future__ import annotations
@@ -94,39 +94,45 @@ class LetterSender:
         self._box = box
         self._change = change
         self._timers = timers
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: dict[GroupKey, asyncio.Task[None]] = {}
 
     def look(self) -> None:
         """There may be letters now, or this replica may lead."""
-        if self._task is None and self._box.post is not None and self._waiting():
-            self._task = asyncio.create_task(self._run(self._box.post))
+        post = self._box.post
+        if post is None or not self._replica.is_leader:
+            return
+        for key in self._fold.groups:
+            if key not in self._tasks and self._last_of(key) is not None:
+                self._tasks[key] = asyncio.create_task(self._run(post, key))
 
-    def _waiting(self) -> dict[GroupKey, int]:
-        """The last letter of each group that has some, and whose name is known."""
-        if not self._replica.is_leader:
-            return {}
-        known = self._replica.plan.groups.groups
-        return {
-            key: group.letters_given
-            for key, group in self._fold.groups.items()
-            if group.letters and key in known
-        }
+    def _last_of(self, key: GroupKey) -> int | None:
+        """The last letter of a group that has some, and whose name is known."""
+        group = self._fold.groups.get(key)
+        if group is None or not group.letters or key not in self._replica.plan.groups.groups:
+            return None
+        return group.letters_given if self._replica.is_leader else None
 
-    async def _run(self, post: LetterPost) -> None:
+    async def _run(self, post: LetterPost, key: GroupKey) -> None:
         pause_s = AGAIN_MIN_S
         try:
-            while waiting := self._waiting():
+            while (ordinal := self._last_of(key)) is not None:
                 try:
                     await self._committed()
-                    for key, ordinal in waiting.items():
-                        await self._send(post, key, ordinal)
+                    await self._send(post, key, ordinal)
                     pause_s = AGAIN_MIN_S
                 except ShoalError as error:
-                    seldom.info("%s: dead letters wait: %s", self._replica.group, error)
+                    self._tell(key, error)
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, AGAIN_MAX_S)
         finally:
-            self._task = None
+            del self._tasks[key]
+
+    def _tell(self, key: GroupKey, error: ShoalError) -> None:
+        """What passes by itself is no warning."""
+        plan = self._replica.plan.groups.groups.get(key)
+        log = seldom.info if error.retriable else seldom.warning
+        name = key.hex() if plan is None else plan.name
+        log("%s: dead letters of group %s wait: %s", self._replica.group, name, error)
 
     async def _committed(self) -> None:
         """Everything that the log has now is committed: no letter of it can be taken back."""
@@ -206,9 +212,10 @@ class LetterSender:
 
     async def stop(self) -> None:
         """Send nothing more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _message(letter: Letter, found: _Record, history: list[tuple[str, bytes]]) -> Message:

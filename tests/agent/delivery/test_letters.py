@@ -19,7 +19,7 @@ from shoal.agent.fetch import FetchRequest
 from shoal.agent.groups.settings import GroupSettings
 from shoal.agent.partition.plan import ViewKind
 from shoal.agent.peers.messages import PeerMessage
-from shoal.agent.receive import ActKind
+from shoal.agent.receive import ActKind, GroupKey
 from shoal.agent.service.letters import DeadLetters
 from shoal.agent.service.redrive import Redriver, letters_in
 from shoal.agent.submission import Submission
@@ -49,11 +49,11 @@ SEQUENCES = count()
 REJECTING = GroupSettings(retry_first_ms=0, retry_most_ms=0)
 
 
-def catalog() -> Catalog:
-    """Of two topics: the second one is for the dead letters of the first one's group."""
+def catalog(dead: str = "flights.dead.workers") -> Catalog:
+    """Of two topics: the second one is for the dead letters of a group of the first one."""
     found = Catalog()
     found.apply(0, CreateTopic(replace(entry("flights"), topic_id=GROUP.topic_id)))
-    letters = replace(entry("flights.dead.workers"), topic_id=DEAD.topic_id, letters_of=GROUP.topic_id)
+    letters = replace(entry(dead), topic_id=DEAD.topic_id, letters_of=GROUP.topic_id)
     found.apply(1, CreateTopic(letters))
     return found
 
@@ -314,6 +314,32 @@ async def test_a_letter_that_the_topic_never_takes_goes_without_its_record(
         await until(lambda: are_forgotten(cluster, 2))
         assert [row["value"] for row in await letters(cluster)] == [None, b"two"]
         assert "the dead letter of offset 0 cannot be stored as it is" in caplog.text
+
+
+async def test_letters_that_have_no_topic_hold_up_no_other_group(caplog: pytest.LogCaptureFixture) -> None:
+    """Its topic was deleted, say. They wait, which an operator is told of, and go once it is there again."""
+    cluster, _ = memory_cluster(count=1)
+    async with cluster:
+        consumers, office = await started(cluster)
+        other = GroupKey(b"other group here")
+        plan = consumers.plans.groups[KEY]._replace(key=other, name="others")
+        consumers.set_groups(consumers.plans._replace(groups={**consumers.plans.groups, other: plan}))
+        known, office.catalog = office.catalog, catalog("flights.dead.others")
+        await append(cluster, "one")
+        for key in (KEY, other):
+            granted = await consumers.receive(wanted("a"), key=key)
+            act = ack(granted, kind=ActKind.REJECT)
+            acts = [act._replace(receipt=act.receipt._replace(group=key))]
+            await at_leader(
+                cluster, lambda node, key=key, acts=acts: node.host.keeper(GROUP).act(key, acts, 2**40)
+            )
+        groups = fold_of(await cluster.leader()).groups
+        await until(lambda: groups[other].letters_given and not groups[other].letters)
+        assert len(groups[KEY].letters) == 1
+        assert "dead letters of group workers wait: unknown-topic" in caplog.text
+        office.catalog = known
+        await until(lambda: are_forgotten(cluster, 1))
+        assert [headers(row)["shoal-group"] for row in await letters(cluster)] == [b"others", b"workers"]
 
 
 async def test_quarantined_records_are_lost_to_every_group_and_to_its_letters() -> None:
