@@ -121,18 +121,14 @@ class LetterSender:
                     await self._send(post, key, ordinal)
                     pause_s = AGAIN_MIN_S
                 except ShoalError as error:
-                    self._tell(key, error)
+                    plan = self._replica.plan.groups.groups.get(key)
+                    log = seldom.info if error.retriable else seldom.warning  # that one needs an operator
+                    name = key.hex() if plan is None else plan.name
+                    log("%s: dead letters of group %s wait: %s", self._replica.group, name, error)
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, AGAIN_MAX_S)
         finally:
             del self._tasks[key]
-
-    def _tell(self, key: GroupKey, error: ShoalError) -> None:
-        """What passes by itself is no warning."""
-        plan = self._replica.plan.groups.groups.get(key)
-        log = seldom.info if error.retriable else seldom.warning
-        name = key.hex() if plan is None else plan.name
-        log("%s: dead letters of group %s wait: %s", self._replica.group, name, error)
 
     async def _committed(self) -> None:
         """Everything that the log has now is committed: no letter of it can be taken back."""

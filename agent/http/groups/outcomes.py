@@ -32,6 +32,15 @@ DETAILS = {
     "bad-delay": "the delay is out of its bounds",
 }
 """What each outcome means. An outcome may have an error's code, too: of a partition that did not answer."""
+OF_ANSWERS = {
+    "receipt-used": "no message of the answer is held by it: each is done, was given back or delivered again",
+}
+"""The meanings of a whole answer: the group does not remember which it was."""
+OF_PLACES = {
+    "receipt-expired": "the partition is not this consumer's, or not any more: its owner counts",
+    "receipt-used": "the consumer holds no message up to there",
+}
+"""The meanings of `up_to`."""
 
 
 @dataclass(slots=True)
@@ -55,7 +64,10 @@ class Outcomes:
         refused = [(text, code) for text, code in zip(texts, outcomes, strict=True) if code is not None]
         self.done += len(outcomes) - len(refused)
         for text, code in refused:
-            self.fail(text, code)
+            meanings = (
+                OF_PLACES if ":" in text else OF_ANSWERS if len(text) == receipts.HEAD_TEXT else DETAILS
+            )
+            self.fail(text, code, meanings.get(code))
 
     def document(self) -> Json:
         """As answers have it."""
@@ -112,7 +124,7 @@ class Sorting:
             if partition not in self._partitions:
                 raise ShoalError("unknown-partition", f"there is no partition {partition} here")
             parcel = self.parcels.setdefault(partition, Parcel())
-            parcel.texts.append(f"{partition}:{offset}")
+            parcel.texts.append(f"{partition}:{offset}")  # no receipt has a colon
             up_to = Receipt.up_to(self._group.key, partition, offset)
             parcel.acts.append(Act(ActKind.UP_TO, up_to, consumer=name_hash(body.consumer)))
 

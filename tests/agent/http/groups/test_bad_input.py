@@ -277,6 +277,10 @@ async def test_a_receipt_of_a_message_that_was_delivered_again_is_expired(agent:
     receipts = [message["receipt"] for message in first["messages"]]
     for verb in ("ack", "nack", "release", "reject", "extend"):
         assert codes(await act(agent, verb, *receipts)) == ["receipt-expired"] * 2, verb
+    (failed,) = (await act(agent, "ack", first["receipt"]))["failed"]
+    assert failed["detail"].endswith("done, was given back or delivered again"), (
+        "of none it is remembered which"
+    )
     assert state(agent) == before
     assert (await act(agent, "ack", second["receipt"])) == {"done": 1, "failed": []}
 

@@ -196,8 +196,13 @@ async def test_an_owner_acks_all_up_to_a_place(pair: Pair) -> None:
     body = {"up_to": {"0": 2, "1": 1}, "consumer": "b"}
     refused = (await pair[1].post(f"{EXCLUSIVE}/ack", body)).json
     assert (refused["done"], codes(refused)) == (0, ["receipt-expired"] * 2)
+    assert {"the partition is not this consumer's, or not any more: its owner counts"} == {
+        item["detail"] for item in refused["failed"]
+    }
     done = (await pair[1].post(f"{EXCLUSIVE}/ack", body | {"consumer": "a"})).json
     assert done == {"done": 2, "failed": []}
+    (again,) = (await pair[0].post(f"{EXCLUSIVE}/ack", {"up_to": {"0": 2}, "consumer": "a"})).json["failed"]
+    assert again["detail"] == "the consumer holds no message up to there"
     entries = (await pair[0].get(EXCLUSIVE)).json["partitions"]
     assert [entry["position"] for entry in entries] == [3, 2, 0, 0]
     assert [entry["owner"] for entry in entries[:2]] == ["a", "a"]
