@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from shoal.agent.delivery.entry_note import EntryNote, GroupTotals
 from shoal.agent.delivery.led_groups import LedGroups
 from shoal.agent.delivery.queued import (
     ConsumerRequest,
@@ -26,8 +27,7 @@ from shoal.agent.groups.fold import GroupFold
 from shoal.agent.groups.leader.candidates import FeedNotReady
 from shoal.agent.groups.leader.group_leader import Decision, Refusal
 from shoal.agent.groups.place import EntryStamp
-from shoal.agent.metrics.measures import GroupMeasures
-from shoal.agent.receive import DeliveredRange, Granted, GroupKey, Question, Wanted, entry_of
+from shoal.agent.receive import Granted, GroupKey, Question, Wanted, entry_of
 from shoal.errors import ShoalError
 
 ENOUGH_OPERATIONS: Final = 512
@@ -55,8 +55,8 @@ class EntryTurn:
         self._now_ms = now_ms
         self._append_us = stamp.append_time_us
         self._keys: set[GroupKey] = set()
-        self._before: dict[GroupKey, tuple[int, int, int]] = {}
-        self._given: list[DeliveredRange] = []
+        self._before: dict[GroupKey, GroupTotals] = {}
+        self._note = EntryNote()
         self._operations = 0
         self._ranges = 0
         self._decisions = 0
@@ -85,33 +85,21 @@ class EntryTurn:
         if not operations:
             return []
         if key not in self._before:
-            self._before[key] = self._totals(key)
+            self._before[key] = GroupTotals.of(self._fold.groups.get(key))
         happened = self._fold.stage(key, operations, self._stamp)
-        if any(happened):
-            self._keys.add(key)
+        for operation, did in zip(operations, happened, strict=True):
+            if did:
+                self._keys.add(key)
+                self._note.happened(operation)
         self._operations += len(operations)
         self._ranges += sum(len(getattr(operation, "ranges", ())) for operation in operations)
         return happened
 
-    def _totals(self, key: GroupKey) -> tuple[int, int, int]:
-        """Messages of the group that were acked, that are dead, and that were skipped, up to here."""
-        group = self._fold.groups.get(key)
-        return (
-            (0, 0, 0) if group is None else (group.acked, group.letters_given + group.dropped, group.skipped)
-        )
-
-    def count(self, measures: GroupMeasures) -> None:
-        """The entry was proposed: add up what it brings about."""
+    def note(self) -> EntryNote:
+        """All that the entry brings about."""
         for key, before in self._before.items():
-            acked, dead, skipped = (
-                max(now - was, 0) for now, was in zip(self._totals(key), before, strict=True)
-            )
-            measures.acked += acked
-            measures.dead += dead
-            measures.skipped += skipped
-        for one in self._given:
-            measures.received += one.range.count
-            measures.redelivered += one.range.count if one.attempt > 1 else 0
+            self._note.changed(before, GroupTotals.of(self._fold.groups.get(key)))
+        return self._note
 
     def stage_decided(self, key: GroupKey, operations: Sequence[GroupOperation]) -> bool:
         """The same of operations that the group's leader decided: all of them happen, or that is a bug."""
@@ -209,7 +197,7 @@ class EntryTurn:
         group = self._fold.groups[request.key]
         time_us = self._append_us
         if not found.repeated:
-            self._given += found.delivered
+            self._note.given(found.delivered)
         else:
             before = group.requests.find(wanted.consumer, wanted.request)
             assert before is not None, found

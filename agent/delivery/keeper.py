@@ -14,14 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import pyarrow as pa
-
 from shoal.agent.delivery.entry_turn import EntryTurn
 from shoal.agent.delivery.group_upkeep import GroupUpkeep, first_of, shown
-from shoal.agent.delivery.key_feed import KeyFeed
-from shoal.agent.delivery.led_groups import LedGroups
+from shoal.agent.delivery.inspection import GroupInspection
 from shoal.agent.delivery.letter_sender import LetterBox, LetterSender
-from shoal.agent.delivery.log_feed import LogFeed
 from shoal.agent.delivery.queued import (
     ConsumerRequest,
     GroupRequest,
@@ -33,36 +29,27 @@ from shoal.agent.delivery.queued import (
     Times,
     WaitingRequest,
 )
-from shoal.agent.delivery.view_feed import ViewFeed
 from shoal.agent.groups.entry import Lost, Skip
 from shoal.agent.groups.fold import GroupFold
-from shoal.agent.groups.leader.group_leader import GroupLeader
-from shoal.agent.groups.place import START, EntryStamp, SpanState
+from shoal.agent.groups.place import EntryStamp
 from shoal.agent.groups.settings import GroupPlans
 from shoal.agent.levels import SEE_LEVEL, AdditionKind, level_of, too_low
 from shoal.agent.metrics.measures import GroupMeasures
 from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.pending import Waiter
-from shoal.agent.partition.reader import damaged
 from shoal.agent.partition.replica import Replica
 from shoal.agent.receive import (
     Act,
-    DuePlace,
     Granted,
     GroupKey,
-    GroupNumbers,
     Promise,
     Question,
-    Range,
     Wanted,
 )
 from shoal.agent.submission import Appended
 from shoal.agent.views.timer_view import TimerView
-from shoal.agent.views.upkeep.timer_records import read_records
-from shoal.agent.views.view import ViewNotReady
 from shoal.errors import ShoalError
 from shoal.format.batch import Kind, LogIndex, Offset
-from shoal.segment_store.errors import Damaged, OffsetOutOfRange, StoreError
 
 MAX_QUEUED: Final = 4_096
 """Requests of a partition that are not decided, with those that wait for messages."""
@@ -77,7 +64,7 @@ GROUP_LEVEL: Final = level_of(AdditionKind.ENTRY_KIND, "GROUP_STATE")
 logger = logging.getLogger(__name__)
 
 
-class GroupKeeper(ReplicaObserver):
+class GroupKeeper(GroupInspection, ReplicaObserver):
     """One per replica whose log has a GroupFold."""
 
     def __init__(
@@ -89,14 +76,9 @@ class GroupKeeper(ReplicaObserver):
         timers: TimerView | None = None,
     ) -> None:
         """`timers`: of a timer topic's view."""
-        self._replica = replica
-        self._fold = fold
+        super().__init__(replica, fold, timers)
         self._measures = measures
-        self._timers = timers
         self._letters = LetterSender(replica, fold, letters, self.change, timers)
-        self._feed = LogFeed(replica, self._wake) if timers is None else ViewFeed(replica, self._wake, timers)
-        self._keys = KeyFeed(replica, self._wake) if not isinstance(self._feed, ViewFeed) else self._feed
-        self._led = LedGroups(fold, replica.group.partition, self._feed, self._keys)
         self._queue: deque[GroupRequest] = deque()
         self._times = Times()
         self._term = -1
@@ -104,7 +86,6 @@ class GroupKeeper(ReplicaObserver):
         """The last that this keeper has proposed, in this term."""
         self._alert = False
         """Whether something here depends on the next commit."""
-        self._plans = replica.plan.groups
         self._upkeep = GroupUpkeep(replica, fold)
 
     # Requests
@@ -169,13 +150,6 @@ class GroupKeeper(ReplicaObserver):
                 if isinstance(request, WaitingRequest) and request.number:
                     self._led.unpark(request)
 
-    def letters_of(self, key: GroupKey) -> tuple[int, int]:
-        """The last dead letter of the group that came again, and the last that is stored; at the log's end.
-        Raises as `present`."""
-        self._leader(key)
-        group = self._fold.groups[key]
-        return group.redriven, group.letters_given - len(group.letters)
-
     def present(self, key: GroupKey, consumer: bytes, instance: bytes, name: str = "") -> bool:
         """A consumer is there. False: another process of that name is, or too many are. Raises ShoalError
         not-leader, no-leader, not-ready."""
@@ -191,65 +165,6 @@ class GroupKeeper(ReplicaObserver):
     def is_assigned(self, key: GroupKey, consumer: bytes) -> bool:
         """Whether this partition of an exclusive group should be the consumer's. Raises as `present`."""
         return self._leader(key).assigned(consumer, self._replica.host.clock.now_ms())
-
-    def has_begun(self, key: GroupKey) -> bool:
-        """Whether the group has begun here, at the log's end."""
-        return key in self._fold.groups
-
-    async def due_records(self, ranges: Sequence[Range]) -> list[pa.RecordBatch]:
-        """Messages of a timer topic, in the columns of runs: each range's by itself, without those that are
-        past their retention. Raises ShoalError not-ready, damaged, internal."""
-        assert self._timers is not None
-        replica = self._replica
-        try:
-            return await read_records(self._timers, replica.log, ranges)
-        except Damaged as error:
-            raise damaged(replica, error) from error
-        except (ViewNotReady, OffsetOutOfRange) as error:
-            raise ShoalError("not-ready", f"the messages cannot be read now: {error}") from error
-        except (StoreError, OSError) as error:
-            raise ShoalError("internal", f"the messages cannot be read: {error}") from error
-
-    async def oldest_due_us(self, key: GroupKey) -> int | None:
-        """Of a timer topic: the due time of the first message that the group is not done with. None: there is
-        none, or nobody can tell now. Raises as `present`."""
-        assert isinstance(self._feed, ViewFeed)
-        return await self._feed.due_us_from(first_of(self._fold.groups[key]))
-
-    def stopped_at(self, key: GroupKey, offset: int) -> DuePlace:
-        """The place of the stopped message of that offset; its due time need not be known. Raises as
-        `present`."""
-        self._leader(key)
-        for span in self._fold.groups[key].spans.from_place(START):
-            if span.state is SpanState.STOPPED and span.first <= offset < span.first + span.count:
-                return DuePlace(span.due_us, offset)
-        return DuePlace(0, offset)
-
-    def remembers(self, key: GroupKey, consumer: bytes, request: bytes) -> bool:
-        """Whether that request of the consumer was served here. Raises ShoalError not-leader, no-leader."""
-        self._replica.require_leader()
-        group = self._fold.groups.get(key)
-        return group is not None and group.requests.find(consumer, request) is not None
-
-    def numbers(self, key: GroupKey) -> GroupNumbers:
-        """The group here, for people. Raises as `present`."""
-        now_ms = self._replica.host.clock.now_ms()
-        return self._leader(key).describe(now_ms, self._replica.append_time_us(now_ms))
-
-    def numbers_of_all(self) -> list[tuple[str, GroupNumbers]]:
-        """The groups that are led here, by their names, for metrics."""
-        now_ms = self._replica.host.clock.now_ms()
-        append_us = self._replica.append_time_us(now_ms)
-        plans = self._plans.groups
-        led = [(key, leader) for key, leader in self._led.leaders.items() if key in plans]
-        return [(plans[key].name, leader.describe(now_ms, append_us)) for key, leader in led]
-
-    def _leader(self, key: GroupKey) -> GroupLeader:
-        self._replica.require_leader()
-        leader = self._led.leaders.get(key)
-        if leader is None:
-            raise ShoalError("not-ready", "the group has not begun at this partition yet")
-        return leader
 
     # Plans
 
@@ -285,13 +200,11 @@ class GroupKeeper(ReplicaObserver):
 
     # Turns
 
-    def _wake(self) -> None:
-        """There is something to decide: a turn soon."""
-        self._replica.agenda.groups_ms = self._replica.host.clock.now_ms()
-        self._replica.host.schedule(self._replica)
-
     def committed(self) -> None:
-        """Leases begin, and whoever waits for messages may have some."""
+        """Leases begin, and whoever waits for messages may have some. Own entries count now, also where
+        another leads since."""
+        for note in self._fold.settled_notes():
+            self._measures.add(note.counted)
         if not self._alert:
             return
         now_ms = self._replica.host.clock.now_ms()
@@ -426,6 +339,7 @@ class GroupKeeper(ReplicaObserver):
         """Append what was staged, and let those be answered who are settled."""
         replica, fold = self._replica, self._fold
         if fold.staged_bytes:
+            fold.note_staged(turn.note())
             try:
                 replica.propose_next(Kind.GROUP_STATE, fold.staged_entry(), stamp.append_time_us, now_ms)
             except ShoalError as error:
@@ -435,7 +349,6 @@ class GroupKeeper(ReplicaObserver):
                 self._forget_leaders()
                 raise
             self._last_entry = stamp.index
-            turn.count(self._measures)
             for request in turn.acted:
                 request.proposed = request.entry
         for request, result in turn.settled:

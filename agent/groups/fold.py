@@ -8,6 +8,9 @@ A leader decides against the log's end. While it makes an entry, `stage` lets op
 other, under the stamp that the entry will have. `fold` of that very entry then finds it done. In between
 nothing else is folded, and no checkpoint is taken.
 
+A note stands beside an entry that was staged here, for its maker. It is given back once that very entry is
+settled, and forgotten where the entry is cut. It is in no checkpoint.
+
 A checkpoint holds the groups ascending by id. Behind each head stand its spans, its letters and its requests.
 All is little endian; the one error is GroupWireError.
 """
@@ -16,8 +19,8 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from shoal.agent.groups.entry import (
     ENTRY_HEAD_BYTES,
@@ -73,12 +76,14 @@ class Folded(NamedTuple):
 
 
 class StagedEntry:
-    """An entry that is being made. `sections`: its operations, encoded. `size_bytes`: of the whole entry."""
+    """An entry that is being made. `sections`: its operations, encoded. `size_bytes`: of the whole entry.
+    `note`: of its maker."""
 
-    __slots__ = ("sections", "size_bytes", "stamp")
+    __slots__ = ("note", "sections", "size_bytes", "stamp")
 
     def __init__(self, stamp: EntryStamp) -> None:
         self.stamp = stamp
+        self.note: Any = None
         self.sections: dict[GroupKey, list[bytes]] = {}
         self.size_bytes = ENTRY_HEAD_BYTES
 
@@ -102,6 +107,9 @@ class GroupFold:
         # Items above the commit index: bounded by the core's bounds on uncommitted entries and bytes.
         self._journal: deque[Folded] = deque()
         self._staged: StagedEntry | None = None
+        # One item per own entry above the commit index, and those that nobody has taken since: as bounded.
+        self._notes: deque[tuple[LogIndex, Any]] = deque()
+        self._settled = LogIndex(0)
 
     def __repr__(self) -> str:
         return f"GroupFold(groups={len(self._groups)} bytes={self.size_bytes} undo={len(self._journal)})"
@@ -128,6 +136,8 @@ class GroupFold:
             assert entry == staged.stamp, f"{entry} was appended where {staged.stamp} was staged"
             assert bytes(control) == join_entry(staged.sections), f"{entry} holds another entry than staged"
             self._staged = None
+            if staged.note is not None:
+                self._notes.append((entry.index, staged.note))
             return
         sections = decode_entry(bytes(control))
         for key, operations in sections.items():
@@ -154,6 +164,16 @@ class GroupFold:
     def staged_operations(self, key: GroupKey) -> int:
         """Of a group, in the entry that is staged."""
         return len(self._staged.sections.get(key, ())) if self._staged else 0
+
+    def note_staged(self, note: object) -> None:
+        """Keep a note beside the entry that is staged."""
+        assert self._staged is not None
+        self._staged.note = note
+
+    def settled_notes(self) -> Iterator[Any]:
+        """The notes of entries that were settled since the last call, in their order."""
+        while self._notes and self._notes[0][0] <= self._settled:
+            yield self._notes.popleft()[1]
 
     def staged_entry(self) -> bytes:
         """The payload of the entry that is staged."""
@@ -216,10 +236,13 @@ class GroupFold:
         journal = self._journal
         while journal and journal[0].index <= index:
             journal.popleft()
+        self._settled = index
 
     def undo_from(self, index: LogIndex) -> None:
         """The log was cut from this entry on."""
         assert self._staged is None, self._staged
+        while self._notes and self._notes[-1][0] >= index:
+            self._notes.pop()
         journal = self._journal
         while journal and journal[-1].index >= index:
             folded = journal.pop()
@@ -249,6 +272,7 @@ class GroupFold:
         self._parts_bytes = sum(map(_bytes_of, groups.values()))
         self._encoded.clear()
         self._journal.clear()
+        self._notes.clear()
         self._staged = None
 
     def check_invariants(self) -> None:

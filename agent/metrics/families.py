@@ -102,7 +102,15 @@ _GROUPS = (
     _counter("shoal_group_received_messages_total", "Messages that leaders here gave to consumers."),
     _counter("shoal_group_redelivered_messages_total", "Of these, attempts after the first."),
     _counter("shoal_group_acked_messages_total", "Messages that consumers acknowledged here."),
+    _counter("shoal_group_nacked_messages_total", "Messages that consumers here gave back as failed."),
+    _counter(
+        "shoal_group_released_messages_total",
+        "Messages that came back here without an attempt: released, or taken back to keep their order.",
+    ),
+    _counter("shoal_group_rejected_messages_total", "Messages that consumers here gave up."),
+    _counter("shoal_group_stopped_messages_total", "Messages that stopped here until somebody decides."),
     _counter("shoal_group_dead_messages_total", "Messages that became dead letters here, or were dropped."),
+    _counter("shoal_group_letters_total", "Dead letters of groups led here that their topics have taken."),
     _counter(
         "shoal_group_skipped_messages_total",
         "Messages that retention or damage took here before they were done.",
@@ -162,8 +170,12 @@ _PARTITIONS = (
 )
 _GROUPS_OF_PARTITIONS = (
     _of_partition("shoal_group_lag_records", "Messages led here that the group has not done.", "group"),
+    _of_partition(
+        "shoal_group_lag_seconds", "Age of the first of them; in timer topics since it was due.", "group"
+    ),
     _of_partition("shoal_group_in_flight_records", "Of these, in the hands of consumers.", "group"),
     _of_partition("shoal_group_delayed_records", "Of these, waiting for another attempt.", "group"),
+    _of_partition("shoal_group_stopped_records", "Of these, stopped until somebody decides.", "group"),
     _of_partition("shoal_group_window_full", "1 while a bound keeps the group from more messages.", "group"),
 )
 SECTIONS: Final = {

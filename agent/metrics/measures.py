@@ -18,16 +18,36 @@ ABORTED = "aborted"
 
 
 class GroupMeasures:
-    """Messages of consumer groups, by leaders here: as their entries are proposed, not as they commit."""
+    """Messages of consumer groups, by the leader that made the entry, once that is committed. `nacked`: given
+    back as failed, the last time too; `released`: come again without an attempt; `lettered`: stored in a
+    dead-letter topic."""
 
-    __slots__ = ("acked", "dead", "received", "redelivered", "skipped")
+    __slots__ = (
+        "acked", "dead", "lettered", "nacked", "received", "redelivered", "rejected", "released", "skipped",
+        "stopped",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.received = 0
         self.redelivered = 0
         self.acked = 0
+        self.nacked = 0
+        self.released = 0
+        self.rejected = 0
+        self.stopped = 0
         self.dead = 0
+        self.lettered = 0
         self.skipped = 0
+
+    def __repr__(self) -> str:
+        counted = {name: getattr(self, name) for name in self.__slots__}
+        return f"GroupMeasures({', '.join(f'{name}={number}' for name, number in counted.items() if number)})"
+
+    def add(self, other: GroupMeasures) -> None:
+        """Add the numbers of another."""
+        for name in self.__slots__:
+            if number := getattr(other, name):
+                setattr(self, name, getattr(self, name) + number)
 
 
 class Measures:

@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from shoal.agent.delivery.keeper import GroupKeeper
 from shoal.agent.durable.ids import GroupId
-from shoal.agent.fetch import FetchRequest
 from shoal.agent.groups.entry import Begin, Decide, Seek
 from shoal.agent.host.free_space import MIN_FREE_BYTES
 from shoal.agent.host.host import Host
@@ -36,7 +35,6 @@ from shoal.agent.service.records import RecordService
 from shoal.agent.service.redrive import Redriver
 from shoal.agent.service.time_search import offset_at_time
 from shoal.errors import ErrorCode, ShoalError
-from shoal.format.batch import Offset, parse_stamp
 from shoal.format.timestamps import format_time
 
 SEEK_ATTEMPTS_MAX = 8
@@ -221,34 +219,15 @@ class GroupService(RecordService, GroupAdmin):
             numbers = keeper.numbers(group.key)
             due: dict[str, Any] = {}
             if topic.has_due_times:
-                oldest_us = await keeper.oldest_due_us(group.key) if numbers.lag else None
                 due["high_watermark"] = (await host.offsets(group_id)).high_watermark
                 due["due"] = format_time(numbers.position.due_us)
-            else:
-                oldest_us = await self._append_time_us(host, group_id, numbers) if numbers.lag else None
-            age_us = 0 if oldest_us is None else max(self._clock.now_us() - oldest_us, 0)
             return {
                 "partition": partition,
                 "leader": self.agent_id,
                 **partition_document(numbers),
                 **due,
-                "lag_seconds": age_us // 1_000 / 1_000,
+                "lag_seconds": await keeper.lag_ms(group.key) / 1_000 if numbers.lag else 0.0,
             }
-
-    async def _append_time_us(self, host: Host, group_id: GroupId, numbers: GroupNumbers) -> int | None:
-        """When the oldest message that is not done was appended; None where it cannot be read now."""
-        offset = Offset(numbers.position.offset)
-        try:
-            fetch = await host.reader(group_id).read(FetchRequest(offset, 1, local=True, limit=1))
-        except ShoalError as error:
-            if error.code not in ("trimmed", "beyond-end", "damaged", "not-leader", "not-ready"):
-                raise
-            return None
-        for frame in fetch.frames:
-            stamp, _ = parse_stamp(frame, 0)
-            if stamp.record_count:
-                return stamp.append_time_us
-        return None
 
 
 def partition_document(numbers: GroupNumbers) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.groups.fold import GroupFold
@@ -49,6 +50,7 @@ OF_GROUP: Mapping[str, Callable[[GroupNumbers], int]] = {
     "shoal_group_lag_records": lambda numbers: numbers.lag,
     "shoal_group_in_flight_records": lambda numbers: numbers.in_flight,
     "shoal_group_delayed_records": lambda numbers: numbers.delayed,
+    "shoal_group_stopped_records": lambda numbers: numbers.stopped,
     "shoal_group_window_full": lambda numbers: int(numbers.window == "window-full"),
 }
 
@@ -69,7 +71,12 @@ def of_measures(measures: Measures) -> Reading:
         "shoal_group_received_messages_total": measures.groups.received,
         "shoal_group_redelivered_messages_total": measures.groups.redelivered,
         "shoal_group_acked_messages_total": measures.groups.acked,
+        "shoal_group_nacked_messages_total": measures.groups.nacked,
+        "shoal_group_released_messages_total": measures.groups.released,
+        "shoal_group_rejected_messages_total": measures.groups.rejected,
+        "shoal_group_stopped_messages_total": measures.groups.stopped,
         "shoal_group_dead_messages_total": measures.groups.dead,
+        "shoal_group_letters_total": measures.groups.lettered,
         "shoal_group_skipped_messages_total": measures.groups.skipped,
         "shoal_commit_seconds": measures.commit,
         "shoal_replication_seconds": measures.replication,
@@ -166,21 +173,23 @@ async def of_replicas(
         if host.open_replica(replica.group) is replica:
             tally.add(status_of(replica), _lags(replica))
             if partitions:
-                tally.add_groups(replica.group, _groups_led(host, replica))
+                tally.add_groups(replica.group, await _groups_led(host, replica))
     async for group in by_turns(host.stopped_groups(), REPLICAS_PER_TURN):
         if host.open_replica(group) is None and host.has(group):
             tally.add(host.status(group), {})
     return tally.reading()
 
 
-def _groups_led(host: Host, replica: Replica) -> list[tuple[str, GroupNumbers]]:
-    """Of a leader whose log has consumer groups."""
+async def _groups_led(host: Host, replica: Replica) -> list[tuple[str, GroupNumbers, int]]:
+    """Of a leader whose log has consumer groups: their names, numbers, and lags in milliseconds."""
     if not replica.is_leader or not isinstance(replica.state.fold, GroupFold):
         return []
-    try:
-        return host.keeper(replica.group).numbers_of_all()
-    except ShoalError:  # it has just stopped to serve, which its state tells
-        return []
+    found: list[tuple[str, GroupNumbers, int]] = []
+    with suppress(ShoalError):  # it has just stopped to serve, or its group ended, which others tell
+        keeper = host.keeper(replica.group)
+        for plan, numbers in keeper.numbers_of_all():
+            found.append((plan.name, numbers, await keeper.lag_ms(plan.key) if numbers.lag else 0))
+    return found
 
 
 def _lags(replica: Replica) -> Mapping[str, int]:
@@ -209,7 +218,12 @@ class ReplicaTally:
         self._names: dict[str, str] = {}
         self._series: dict[str, dict[Labels, Number]] = {}
         if partitions:
-            names = (*OF_PARTITION, "shoal_partition_follower_lag_entries", *OF_GROUP)
+            names = (
+                *OF_PARTITION,
+                "shoal_partition_follower_lag_entries",
+                *OF_GROUP,
+                "shoal_group_lag_seconds",
+            )
             self._series = {name: {} for name in names}
 
     def add(self, status: ReplicaStatus, lags: Mapping[str, int]) -> None:
@@ -230,12 +244,15 @@ class ReplicaTally:
         for follower, lag in lags.items():
             series["shoal_partition_follower_lag_entries"][*labels, self._name(follower)] = lag
 
-    def add_groups(self, group: GroupId, numbers: Iterable[tuple[str, GroupNumbers]]) -> None:
-        """`numbers`: of the consumer groups that a replica leads, by their names."""
+    def add_groups(self, group: GroupId, numbers: Iterable[tuple[str, GroupNumbers, int]]) -> None:
+        """`numbers`: of the consumer groups that a replica leads, with their names and lags in
+        milliseconds."""
         if (topic := self._topic_name(group)) is not None:
-            for name, found in numbers:
+            for name, found, lag_ms in numbers:
+                labels = (topic, str(group.partition), name)
                 for series, value in OF_GROUP.items():
-                    self._series[series][topic, str(group.partition), name] = value(found)
+                    self._series[series][labels] = value(found)
+                self._series["shoal_group_lag_seconds"][labels] = lag_ms / 1_000
 
     def _name(self, agent_id: str) -> str:
         """Looked up once: a thousand partitions have the same few followers."""

@@ -69,6 +69,8 @@ def healthy() -> list[Change]:
         Change("shoal_cluster_level", always(1)),
         Change("shoal_understood_level", always(1)),
         Change("shoal_group_window_full", always(0), OF_GROUP),
+        Change("shoal_group_lag_seconds", always(3), OF_GROUP),
+        Change("shoal_group_stopped_records", always(0), OF_GROUP),
     ]
     found += [
         Change(f"shoal_{name}", always(0))
@@ -212,6 +214,16 @@ FIRES = [
     Case(
         "ShoalGroupWindowFull", [Change("shoal_group_window_full", after(1, 0), OF_GROUP)], OF_GROUP, 600, 660
     ),
+    Case(
+        "ShoalGroupBehind", [Change("shoal_group_lag_seconds", after(901, 3), OF_GROUP)], OF_GROUP, 900, 960
+    ),
+    Case(
+        "ShoalGroupStopped",
+        [Change("shoal_group_stopped_records", after(1, 0), OF_GROUP)],
+        OF_GROUP,
+        300,
+        360,
+    ),
 ]
 SILENT = [
     ("ShoalNoAgent", [change._replace(instances=INSTANCES[:2]) for change in GONE], HOUR_S),
@@ -247,6 +259,7 @@ SILENT = [
         [Change("shoal_group_window_full", lambda s: int(0 <= s < 540), OF_GROUP)],
         HOUR_S,
     ),
+    ("ShoalGroupBehind", [Change("shoal_group_lag_seconds", always(899), OF_GROUP)], HOUR_S),
 ]
 
 

@@ -57,7 +57,8 @@ async def test_a_new_leader_begins_the_leases_anew() -> None:
 
 
 async def test_an_entry_that_is_cut_says_that_leadership_was_lost() -> None:
-    """The same request gets its messages from the next leader; the one that was cut off undoes its entry."""
+    """The same request gets its messages from the next leader; the one that was cut off undoes its entry, and
+    has not counted it."""
     cluster, _ = memory_cluster()
     async with cluster:
         consumers = await filled(cluster, 3)
@@ -72,6 +73,8 @@ async def test_an_entry_that_is_cut_says_that_leadership_was_lost() -> None:
         cluster.alive.remove(old)
         granted = await consumers.receive(wanted("b", 1, request="r"))
         assert attempts(granted) == {1: 1}
+        assert keeper._measures.received == 1
+        assert (await cluster.leader()).host.keeper(GROUP)._measures.received == 1
         await old.stop()
         (error,) = await asyncio.gather(lost, return_exceptions=True)
         assert isinstance(error, ShoalError)

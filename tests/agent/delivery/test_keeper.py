@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -13,8 +14,10 @@ from shoal.agent.groups.settings import GroupSettings
 from shoal.agent.levels import Level
 from shoal.agent.receive import NOBODY, Act, ActKind, Promise, Question
 from shoal.errors import ShoalError
+from shoal.format.batch import Offset
 from tests.agent.delivery.consumers import (
     KEY,
+    SETTINGS,
     Consumers,
     ack,
     attempts,
@@ -72,8 +75,43 @@ async def test_messages_are_counted_and_groups_are_measured() -> None:
         keeper = (await cluster.leader()).host.keeper(GROUP)
         counted = keeper._measures
         assert (counted.received, counted.redelivered, counted.acked) == (11, 0, 1)
+        assert (counted.released, counted.nacked, counted.rejected, counted.dead) == (5, 0, 0, 0)
         ((_, numbers),) = keeper.numbers_of_all()
         assert (numbers.lag, numbers.in_flight, numbers.delayed) == (9, 5, 0)
+
+
+async def test_each_word_of_a_consumer_has_its_own_count() -> None:
+    """The last nack of a message is one, too; the others of its attempt are what become dead."""
+    cluster, _ = memory_cluster(count=1)
+    async with cluster:
+        consumers = await filled(cluster, 4)
+        consumers.set_groups(plans_of(replace(SETTINGS, max_attempts=2)))
+        first = await consumers.receive(wanted("a"))
+        said = (ack(first, 0), ack(first, 1, ActKind.REJECT), ack(first, kind=ActKind.NACK))
+        assert await consumers.act(*said) == (None, None, None)
+        again = await consumers.receive(wanted("a"))
+        assert attempts(again) == {2: 2, 3: 2}
+        assert await consumers.act(ack(again, kind=ActKind.NACK)) == (None,)
+        assert repr((await cluster.leader()).host.keeper(GROUP)._measures) == (
+            "GroupMeasures(acked=1, dead=3, nacked=4, received=6, redelivered=2, rejected=1)"
+        )
+
+
+async def test_lag_is_as_old_as_the_first_message_that_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the wall clock, and by the time at which its batch was appended."""
+    cluster, _ = memory_cluster(count=1)
+    async with cluster:
+        consumers = await filled(cluster, 3)
+        node = await cluster.leader()
+        keeper, log = node.host.keeper(GROUP), node.host.replica(GROUP).log
+        granted = await consumers.receive(wanted("a"))
+        for offset in range(3):
+            appended_us = log.entry(await log.find_offset(Offset(offset))).append_time_us
+            monkeypatch.setattr(node.host.clock, "now_us", lambda at_us=appended_us: at_us + 5_000_000)
+            assert await keeper.lag_ms(KEY) == 5_000
+            monkeypatch.undo()
+            await consumers.act(ack(granted, offset))
+        assert await keeper.lag_ms(KEY) == 0
 
 
 async def test_a_message_comes_again_with_the_next_attempt_until_it_dies() -> None:

@@ -102,6 +102,27 @@ def run(first: int, count: int, due_us: int = 0) -> Range:
     return Range(due_us, first, count)
 
 
+def test_a_note_is_told_once_its_entry_is_settled() -> None:
+    """The maker hears of its own entries alone, and of none that was cut."""
+    log = Log()
+    log.deliver(Range(0, 0, 1))
+    assert list(log.fold.settled_notes()) == []
+    for name in ("a", "b", "c"):
+        stamp = log.stamp()
+        log.fold.stage(A, [Deliver(WORKER, NOBODY, 1_000, (Range(0, 10 + log.index, 1),))], stamp)
+        log.fold.note_staged(name)
+        log.fold.fold(stamp_of(stamp), log.fold.staged_entry())
+        log.index += 1
+    log.fold.settle(LogIndex(log.index - 2))
+    assert list(log.fold.settled_notes()) == ["a"]
+    log.fold.undo_from(LogIndex(log.index))
+    log.index -= 1
+    log.deliver(Range(0, 20, 1))  # an entry without a note, in the place of the one that was cut
+    log.fold.settle(LogIndex(log.index))
+    assert list(log.fold.settled_notes()) == ["b"]
+    assert list(log.fold.settled_notes()) == []
+
+
 def test_the_way_of_a_message() -> None:
     """Delivered, failed, delivered again, done: with its attempts, its times and its last delivery."""
     log = Log()

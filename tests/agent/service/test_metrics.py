@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import aiohttp
 import prometheus_text
@@ -217,7 +218,7 @@ class Replicas:
             lambda replica: ReplicaStatus(replica.group, ServingState.ACTIVE, "", role, size_bytes=10),
         )
         monkeypatch.setattr(metrics, "_lags", lambda replica: {"f" * 32: replica.group.partition})
-        monkeypatch.setattr(metrics, "_groups_led", lambda host, replica: [])
+        monkeypatch.setattr(metrics, "_groups_led", AsyncMock(return_value=[]))
 
     def open_replicas(self) -> list[Any]:
         return list(self.here.values())
