@@ -74,7 +74,9 @@ class KeyColumn:
     def __init__(self, array: pa.Array) -> None:
         self.array = array
         _, ends, data = array.buffers()
-        self._ends = memoryview(ends).cast("i")[array.offset :] if len(array) else memoryview(b"")
+        # A buffer may be longer than its values: by some bytes, where somebody else has written the file.
+        first, last = 4 * array.offset, 4 * (array.offset + len(array) + 1)
+        self._ends = memoryview(ends)[first:last].cast("i") if len(array) else memoryview(b"")
         self._data = memoryview(b"" if data is None else data)
 
     def __len__(self) -> int:

@@ -6,6 +6,7 @@ Checksums are made good again here, since they say nothing of bytes that were wr
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -202,6 +203,17 @@ def test_a_chunk_with_a_good_checksum_is_rows_or_refused(kind: ViewKind, change:
         assert read(data, kind).num_rows == ROWS
     except Damaged:
         return
+
+
+def test_ends_of_keys_may_have_bytes_behind_them() -> None:
+    """Arrow takes such a chunk; its keys are found, also from one of them on."""
+    keys = [b"a", b"", b"key 3"]
+    ends = struct.pack("<4i", 0, 1, 1, 6) + b"?"
+    array = pa.Array.from_buffers(pa.binary(), 3, [None, pa.py_buffer(ends), pa.py_buffer(b"".join(keys))])
+    array.validate(full=True)
+    for first in range(3):
+        column = KeyColumn(array.slice(first))
+        assert [column.key(number) for number in range(len(column))] == keys[first:]
 
 
 @pytest.mark.parametrize("kind", ORDERS)
