@@ -168,6 +168,7 @@ class Cluster:
             "catalog": joined.catalog.run(),
             "routes": joined.routes.run(),
             "events": node.event_sources.run(joined.routes.table, lambda: joined.catalog.catalog),
+            "group events": node.event_sources.groups.run(),
             "catalog version": self._tell_catalog_version(),
             "rebalancer": rebalancer.run(),
             "holding": self.holding.run(),
@@ -253,7 +254,11 @@ async def _make_host(
         clock=node.clock,
         rng=node.rng,
         config=HostConfig(
-            raft_config, power_held=directory.power_held, measures=node.measures, letters=letters
+            raft_config,
+            power_held=directory.power_held,
+            measures=node.measures,
+            letters=letters,
+            tell_news=node.event_sources.groups.tell,
         ),
         on_change=on_change,
     )

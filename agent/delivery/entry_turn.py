@@ -90,7 +90,7 @@ class EntryTurn:
         for operation, did in zip(operations, happened, strict=True):
             if did:
                 self._keys.add(key)
-                self._note.happened(operation)
+                self._note.happened(key, operation, self._fold.groups.get(key))
         self._operations += len(operations)
         self._ranges += sum(len(getattr(operation, "ranges", ())) for operation in operations)
         return happened
@@ -98,7 +98,7 @@ class EntryTurn:
     def note(self) -> EntryNote:
         """All that the entry brings about."""
         for key, before in self._before.items():
-            self._note.changed(before, GroupTotals.of(self._fold.groups.get(key)))
+            self._note.changed(key, before, GroupTotals.of(self._fold.groups.get(key)))
         return self._note
 
     def stage_decided(self, key: GroupKey, operations: Sequence[GroupOperation]) -> bool:

@@ -31,6 +31,7 @@ from shoal.agent.delivery.queued import (
 )
 from shoal.agent.groups.entry import Lost, Skip
 from shoal.agent.groups.fold import GroupFold
+from shoal.agent.groups.news import LeaderWatch, News, TellNews
 from shoal.agent.groups.place import EntryStamp
 from shoal.agent.groups.settings import GroupPlans
 from shoal.agent.levels import SEE_LEVEL, AdditionKind, level_of, too_low
@@ -73,11 +74,14 @@ class GroupKeeper(GroupInspection, ReplicaObserver):
         fold: GroupFold,
         letters: LetterBox,
         measures: GroupMeasures,
+        tell: TellNews,
         timers: TimerView | None = None,
     ) -> None:
         """`timers`: of a timer topic's view."""
         super().__init__(replica, fold, timers)
         self._measures = measures
+        self._tell = tell
+        self._watch = LeaderWatch()
         self._letters = LetterSender(replica, fold, letters, self.change, timers)
         self._queue: deque[GroupRequest] = deque()
         self._times = Times()
@@ -205,6 +209,8 @@ class GroupKeeper(GroupInspection, ReplicaObserver):
         another leads since."""
         for note in self._fold.settled_notes():
             self._measures.add(note.counted)
+            for key, news in note.news:
+                self._tell_of(key, news)
         if not self._alert:
             return
         now_ms = self._replica.host.clock.now_ms()
@@ -235,6 +241,7 @@ class GroupKeeper(GroupInspection, ReplicaObserver):
                     request.fail(error, definite=True)
             self._queue.clear()
             self._term, self._alert = -1, False
+            self._watch.look({})
             replica.agenda.groups_ms, replica.agenda.groups_wait = None, False
         else:
             self._alert = True
@@ -283,7 +290,16 @@ class GroupKeeper(GroupInspection, ReplicaObserver):
         turn.look()
         self._decide(turn, now_ms)
         self._propose(turn, stamp, now_ms)
+        led = {key: one.watched() if one.is_ready else None for key, one in self._led.leaders.items()}
+        for key, news in self._watch.look(led):
+            self._tell_of(key, news)
         return turn.was_full
+
+    def _tell_of(self, key: GroupKey, news: News) -> None:
+        """News of a group, unless it has ended meanwhile: then nobody knows its name."""
+        plan = self._plans.groups.get(key)
+        if plan is not None:
+            self._tell(self._replica.group, plan.name, news)
 
     def _follow_plans(self, turn: EntryTurn, now_ms: int) -> None:
         for key, operation in self._upkeep.due(self._plans):

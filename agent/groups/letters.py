@@ -37,7 +37,7 @@ HISTORY_HEADERS: Final = frozenset(
     )
 )
 """All that a letter has beside the headers of its message."""
-_REASONS: Final = {
+REASON_WORDS: Final = {
     ReasonCode.NACK: "nack",
     ReasonCode.EXPIRED: "expired",
     ReasonCode.REJECTED: "rejected",
@@ -48,14 +48,13 @@ _REASONS: Final = {
 def headers_of(letter: Letter, topic: str, partition: int, group: str) -> list[tuple[str, bytes]]:
     """The headers that are added to a dead message. Times are RFC 3339; `shoal-reason` is a word for
     the code, and behind it the consumer's own text, if it gave one."""
-    reason = _REASONS[ReasonCode(letter.code)]
     texts = {
         "shoal-topic": topic,
         "shoal-partition": str(partition),
         OFFSET_HEADER: str(letter.offset),
         "shoal-group": group,
         "shoal-attempts": str(letter.attempts),
-        "shoal-reason": f"{reason}: {letter.text.decode()}" if letter.text else reason,
+        "shoal-reason": reason_of(letter.code, letter.text),
         "shoal-first-delivered": format_time(letter.first_us),
         "shoal-last-delivered": format_time(letter.last_us),
         "shoal-died": format_time(letter.died_us),
@@ -64,6 +63,12 @@ def headers_of(letter: Letter, topic: str, partition: int, group: str) -> list[t
     if letter.due_us:
         texts[DUE_HEADER] = format_time(letter.due_us)
     return [(name, text.encode()) for name, text in texts.items()]
+
+
+def reason_of(code: int, text: bytes) -> str:
+    """A word for the code, and behind it the consumer's own text, if it gave one."""
+    word = REASON_WORDS[ReasonCode(code)]
+    return f"{word}: {text.decode()}" if text else word
 
 
 def producer_of(group: GroupKey, partition: int) -> bytes:

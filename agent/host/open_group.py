@@ -84,7 +84,7 @@ class OpenGroup:
         machine, fold, measures = replica.plan.machine, replica.state.fold, config.measures
         timers = None if view is None else view.timers
         keeper = (
-            GroupKeeper(replica, fold, config.letters, measures.groups, timers)
+            GroupKeeper(replica, fold, config.letters, measures.groups, config.tell_news, timers)
             if isinstance(fold, GroupFold)
             else None
         )

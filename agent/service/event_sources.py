@@ -23,6 +23,7 @@ from shoal.agent.members import tags
 from shoal.agent.members.roster import Roster
 from shoal.agent.routing.table import RouteTable
 from shoal.agent.service import documents
+from shoal.agent.service.group_events import GroupEvents
 from shoal.agent.topics.catalog import Catalog
 from shoal.membership.interface import Member, MemberEvent
 
@@ -54,6 +55,7 @@ class EventSources:
         self._watch = watch
         self._now_ms = now_ms
         self.news = ClusterNews()
+        self.groups = GroupEvents(feed, now_ms)
         self._members: dict[str, Mapping[str, Any]] = {}
         self._groups: dict[GroupId, AnnouncedState] = {}
         self._live: frozenset[str] = frozenset()
@@ -90,6 +92,7 @@ class EventSources:
         """Until cancelled: after every change of a table, tell what is different."""
         while True:
             self.look(routes, catalog())
+            self.groups.look(catalog())
             await self._watch.wait_next(self.log_what_is_due())
 
     def log_what_is_due(self) -> int:

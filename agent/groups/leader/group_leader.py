@@ -116,6 +116,10 @@ class GroupLeader:
         """Whether `begin` has come to its end: no receive before."""
         return self._leases.complete
 
+    def watched(self) -> tuple[str, str]:
+        """The owner of an exclusive group by its name, and why nothing more is given; empty for none."""
+        return self._presence.name_of(self.owner), self._window
+
     def begin(self, now_ms: int) -> Iterator[None]:
         """Begin all leases, a slice a step. Call it after the first commit of the own term; acts may come in
         between, receives may not."""

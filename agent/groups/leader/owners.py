@@ -48,6 +48,13 @@ class Presence:
         """Consumers by their hashes."""
         return iter(self._seen.items())
 
+    def name_of(self, consumer: bytes | None) -> str:
+        """For people: its hash where it gave no name, empty for none."""
+        if consumer is None:
+            return ""
+        seen = self._seen.get(consumer)
+        return seen.name if seen is not None and seen.name else consumer.hex()
+
     def is_other(self, consumer: bytes, instance: bytes) -> bool:
         """Whether another process of that name is there."""
         seen = self._seen.get(consumer)

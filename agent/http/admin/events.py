@@ -1,4 +1,4 @@
-"""GET /v1/events: what happens to members, leaders and replicas, as server-sent events.
+"""GET /v1/events: what happens to members, leaders, replicas and groups, as server-sent events.
 
 Knows the feed's numbers, not what an event means. A stream begins with `listening`, whose id is a place to
 resume from. It ends with `dropped` when the reader was too slow, with `stopping` when the agent stops.

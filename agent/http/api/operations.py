@@ -340,7 +340,7 @@ ROUTES = Operation(
 EVENT_FEED = Operation(
     "followEvents",
     "GET /v1/events",
-    "What happens to members, leaders and replicas, as it happens.",
+    "What happens to members, leaders, replicas and consumer groups, as it happens.",
     {200: Answer("Server-sent events, without end.", {EVENT_STREAM: BYTES})},
     headers=(LAST_EVENT_ID,),
 )
