@@ -105,6 +105,15 @@ class Group:
             Accept=self.media_type,
         )
 
+    def acknowledge(self, receipt: bytes) -> bytes:
+        """Its answer says that the ack is durable."""
+        body = json.dumps({"receipts": [receipt.decode()]}).encode()
+        return load.request_bytes("POST", f"{self.path}/ack", body, Content_Type="application/json")
+
+    def document(self) -> bytes:
+        """What the group is."""
+        return load.request_bytes("GET", f"{self.url}/v1/topics/{self.topic}/groups/{self.name}")
+
 
 def messages_in(head: bytes, body: bytes) -> tuple[int, bytes]:
     """How many messages an answer to a receive has, and the receipt of all of them."""
@@ -175,16 +184,13 @@ async def _timed(seen: Consumed, work: list[Coroutine[Any, Any, None]]) -> Consu
     return seen
 
 
-PAUSE_SECONDS = 0.004
-"""Before each POST of a hand-over: its consumer waits at the leader by then."""
-
-
-async def paused_posts_us(url: str, post: bytes, times: int) -> list[float]:
-    """From a POST begun to its answer, with the connections and the pauses of `hand_over_us`."""
-    producer = await Connection.open(url)
+async def posts_us(group: Group, post: bytes, times: int) -> list[float]:
+    """From a POST begun to its answer, with what stands between those of `hand_over_us`: the same connection
+    asks for the group's document before each."""
+    producer = await Connection.open(group.url)
     found: list[float] = []
     for _ in range(times):
-        await asyncio.sleep(PAUSE_SECONDS)
+        await producer.ask(group.document())
         began = time.perf_counter()
         await producer.ask(post)
         found.append((time.perf_counter() - began) * 1e6)
@@ -193,13 +199,16 @@ async def paused_posts_us(url: str, post: bytes, times: int) -> list[float]:
 
 
 async def hand_over_us(group: Group, post: bytes, times: int) -> list[float]:
-    """From a POST begun to its message in the hands of a consumer that waits, each time."""
+    """From a POST begun to its message in the hands of a consumer that waits, each time. The agent has taken
+    the receive when it answers a question that was sent behind it: so nobody has to pause before the POST."""
     producer, consumer = await Connection.open(group.url), await Connection.open(group.url)
     found: list[float] = []
-    receipt = b""
     for _ in range(times):
-        waiting = asyncio.create_task(consumer.ask(group.receive("waiting", receipt, 1, wait="30s")))
-        await asyncio.sleep(PAUSE_SECONDS)
+        waiting = asyncio.create_task(consumer.ask(group.receive("waiting", b"", 1, wait="30s")))
+        await asyncio.sleep(0)  # the receive is sent
+        await producer.ask(group.document())
+        if waiting.done():
+            raise load.LoadProblem("a message came before its POST")
         began = time.perf_counter()
         posting = asyncio.create_task(producer.ask(post))
         head, body = await waiting
@@ -208,6 +217,7 @@ async def hand_over_us(group: Group, post: bytes, times: int) -> list[float]:
         count, receipt = messages_in(head, body)
         if count != 1:
             raise load.LoadProblem(f"{count} messages for one record")
+        await consumer.ask(group.acknowledge(receipt))
     producer.close()
     consumer.close()
     return found

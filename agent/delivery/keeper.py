@@ -88,6 +88,8 @@ class GroupKeeper(GroupInspection, ReplicaObserver):
         self._term = -1
         self._last_entry = LogIndex(0)
         """The last that this keeper has proposed, in this term."""
+        self._seen_offset = Offset(0)
+        """The log's end at the last turn for groups."""
         self._alert = False
         """Whether something here depends on the next commit."""
         self._upkeep = GroupUpkeep(replica, fold)
@@ -248,10 +250,12 @@ class GroupKeeper(GroupInspection, ReplicaObserver):
             self._wake()
 
     def turn_begins(self, now_ms: int) -> None:
-        """Make an entry of what is there, once the last one is synced."""
+        """Make an entry of what is there, once the last one is synced. Those who wait are given what was
+        appended in this very turn: the records and their entry share a sync."""
         replica = self._replica
         at_ms = replica.agenda.groups_ms
-        if at_ms is None or (now_ms < at_ms and not replica.agenda.groups_wait):
+        is_fed = bool(self._led.parked) and replica.state.tail.end_offset > self._seen_offset
+        if at_ms is None or (now_ms < at_ms and not replica.agenda.groups_wait and not is_fed):
             return
         if not replica.is_leader:
             replica.agenda.groups_ms, replica.agenda.groups_wait = None, False
@@ -282,6 +286,7 @@ class GroupKeeper(GroupInspection, ReplicaObserver):
             self._forget_leaders()
             self._term = replica.core.term
         tail = replica.state.tail
+        self._seen_offset = tail.end_offset
         stamp = EntryStamp(LogIndex(tail.last_index + 1), tail.end_offset, replica.append_time_us(now_ms))
         turn = EntryTurn(self._fold, self._led, stamp, now_ms)
         self._follow_plans(turn, now_ms)

@@ -33,6 +33,11 @@ class KeyFeed(LogFeed):
         super().__init__(replica, on_ready)
         self._hashes: dict[int, int] = {}
 
+    def end_offset(self) -> int:
+        """Keys are read of records that are committed, and in the log."""
+        replica = self._replica
+        return min(replica.state.high_watermark, replica.log.end_offset)
+
     def keys(self, piece: Range) -> Sequence[int]:
         """See Feed."""
         found = [self._hashes.get(offset, -1) for offset in range(piece.first, piece.first + piece.count)]

@@ -3,6 +3,9 @@
 Law of this file: nothing is decoded and nothing awaited. Where an index is not in memory, its load is begun,
 and the leader is told to ask again. Records that are known not to verify now are left out: they come once
 they are mended.
+
+A leader may give a record before it is committed. The entry that gives it stands behind it in the log, so a
+log that lacks the record lacks the entry too. Nobody hears of either before that entry is committed.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from shoal.agent.partition.replica import Replica
 from shoal.agent.receive import DuePlace, Range
 from shoal.format.batch import LogIndex, Offset
 from shoal.segment_store.errors import Damaged, LogClosed, OffsetOutOfRange, StoreError
-from shoal.segment_store.format.index import Entry, IndexReleased
+from shoal.segment_store.format.index import IndexReleased
 
 BEHIND_MS: Final = 10
 """Between two looks at a log that has yet to be told what is committed."""
@@ -49,15 +52,19 @@ class LogFeed:
         if replica.disk.log_is_behind:
             self._begin(asyncio.sleep(BEHIND_MS / 1000))
             raise FeedNotReady
-        end = min(replica.state.high_watermark, replica.log.end_offset)
         found: list[Range] = []
-        for begin, behind in self._intact(max(after.offset, replica.log.start_offset), end):
+        begin_offset = max(after.offset, replica.log.start_offset)
+        for begin, behind in self._intact(begin_offset, self.end_offset()):
             count = min(behind - begin, limit, COUNT_MAX)
             if count <= 0:
                 break
             found.append(Range(0, begin, count))
             limit -= count
         return found
+
+    def end_offset(self) -> int:
+        """Behind the last record that may be given: the log's end, with what was appended in this turn."""
+        return self._replica.state.tail.end_offset
 
     def count(self, after: DuePlace, append_us: int) -> int:
         """See Feed: with those that cannot be read now."""
@@ -73,9 +80,9 @@ class LogFeed:
         segments are never there at the same time."""
         rows, size_bytes, behind = 0, 0, piece.first + piece.count
         try:
-            for entry in self.entries(piece):
-                wanted = min(entry.end_offset, behind) - (piece.first + rows)
-                row_bytes = max(entry.length // entry.record_count, 1)
+            for end_offset, records, length in self._batches(piece):
+                wanted = min(end_offset, behind) - (piece.first + rows)
+                row_bytes = max(length // records, 1)
                 fitting = max(min(wanted, (max_bytes - size_bytes) // row_bytes), 0)
                 rows += fitting
                 size_bytes += fitting * row_bytes
@@ -90,27 +97,37 @@ class LogFeed:
         """See Feed: offsets alone have none."""
         return [0] * piece.count
 
-    def entries(self, piece: Range) -> Iterator[Entry]:
-        """The batches that hold the messages. Raises FeedNotReady."""
+    def _batches(self, piece: Range) -> Iterator[tuple[int, int, int]]:
+        """The batches that hold the messages: the offset behind each, its records and its bytes. Raises
+        FeedNotReady."""
         replica = self._replica
         log, offset, behind = replica.log, piece.first, piece.first + piece.count
         if replica.disk.log_is_behind:
             self._begin(asyncio.sleep(BEHIND_MS / 1000))
             raise FeedNotReady
         try:
-            index = log.index_for_offset(Offset(offset))
-            while offset < behind:
+            stored_behind = min(behind, log.end_offset)
+            index = log.index_for_offset(Offset(offset)) if offset < stored_behind else LogIndex(0)
+            while offset < stored_behind:
                 entry = log.entry(index)
                 index = LogIndex(index + 1)
                 if entry.record_count:
                     offset = entry.end_offset
-                    yield entry
+                    yield offset, entry.record_count, entry.length
         except IndexReleased as released:
             self._begin(log.load_index(LogIndex(released.first_index)))
             raise FeedNotReady from None
-        except OffsetOutOfRange:  # trimmed since, or not written here yet
+        except OffsetOutOfRange:  # trimmed since
             self._begin(asyncio.sleep(BEHIND_MS / 1000))
             raise FeedNotReady from None
+        for frame in replica.ahead.frames.values() if offset < behind else ():
+            stamp = frame.stamp
+            end_offset = stamp.base_offset + stamp.record_count
+            if stamp.record_count and offset < end_offset:
+                offset = end_offset
+                yield end_offset, stamp.record_count, len(frame.data)
+                if offset >= behind:
+                    break
 
     def _intact(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         """Offsets between those that are known to be damaged."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -14,9 +15,18 @@ from shoal.agent.groups.entry import Begin, Deliver, decode_entry
 from shoal.agent.groups.fold import GroupFold
 from shoal.agent.groups.leader.group_leader import GroupLeader
 from shoal.agent.groups.place import START, EntryStamp
-from shoal.agent.receive import NOBODY, Range
+from shoal.agent.receive import NOBODY, Range, entry_of
 from shoal.format.batch import Kind, LogIndex, Offset
-from tests.agent.delivery.consumers import KEY, Consumers, ack, hashed, offsets, plans_of, wanted
+from tests.agent.delivery.consumers import (
+    KEY,
+    Consumers,
+    ack,
+    attempts,
+    hashed,
+    offsets,
+    plans_of,
+    wanted,
+)
 from tests.agent.delivery.test_keeper import filled
 from tests.agent.groups.group_desk import MemoryFeed
 from tests.agent.harness import GROUP, Cluster
@@ -58,6 +68,27 @@ async def all_in_flight(cluster: Cluster) -> tuple[Consumers, Any]:
     granted = await consumers.receive(wanted("a", MESSAGES))
     assert offsets(granted) == list(range(MESSAGES))
     return consumers, granted
+
+
+async def test_a_record_and_the_entry_that_gives_it_to_one_who_waits_are_committed_together() -> None:
+    """At the leader the entry stands right behind the record, and both share a sync."""
+    cluster, _ = memory_cluster(count=1)
+    async with cluster:
+        consumers = await filled(cluster, 1)
+        first = await consumers.receive(wanted("a"))
+        node = await cluster.leader()
+        replica, keeper = node.host.replica(GROUP), node.host.keeper(GROUP)
+        last_index = replica.state.tail.last_index
+        waiting = asyncio.create_task(consumers.receive(wanted("a"), [ack(first)], wait_ms=20_000))
+        await until(lambda: keeper._led.parked and replica.core.commit_index == last_index + 1)
+        commits: list[int] = []
+        told = (lambda: commits.append(replica.state.committed.last_index),)
+        replica._observers.committed += told
+        await cluster.append("1")
+        granted = await waiting
+        assert attempts(granted) == {1: 1}
+        assert entry_of(granted.delivery) == last_index + 3
+        assert commits == [last_index + 3]
 
 
 async def test_a_request_of_many_ranges_is_split_over_entries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import asyncio
 from waiting import until
 
 from shoal.agent.receive import ActKind
+from shoal.agent.submission import Submission
 from shoal.errors import ShoalError
 from shoal.segment_store.errors import DiskFull
 from tests.agent.delivery.consumers import (
@@ -20,7 +21,7 @@ from tests.agent.delivery.consumers import (
     wanted,
 )
 from tests.agent.delivery.test_keeper import filled
-from tests.agent.harness import GROUP, Cluster
+from tests.agent.harness import GROUP, Cluster, message, read_values
 from tests.agent.host.test_catch_up import KEEP, fill, kept, log_of, trimmed
 from tests.agent.memory_cluster import memory_cluster
 
@@ -83,6 +84,41 @@ async def test_an_entry_that_is_cut_says_that_leadership_was_lost() -> None:
         assert await consumers.act(ack(granted)) == (None,)
         await equal_folds(cluster)
         assert attempts(await consumers.receive(wanted("c"))) == {2: 1}
+
+
+async def test_a_record_that_is_cut_takes_along_the_entry_that_gave_it() -> None:
+    """A leader that was cut off gave it before it was committed: nobody heard of it, and at its offset the
+    next leader has another record, whose first attempt that is."""
+    cluster, _ = memory_cluster()
+    async with cluster:
+        consumers = await filled(cluster, 1)
+        await consumers.receive(wanted("a"))
+        await equal_folds(cluster)
+        old = await cluster.leader()
+        keeper, deadline_ms = old.host.keeper(GROUP), old.host.clock.now_ms() + 60_000
+        asked = keeper.receive(KEY, wanted("b", request="r"), [], 50_000, deadline_ms)
+        waiting = asyncio.create_task(asked)
+        await until(lambda: keeper._led.parked)
+        old.cut_off()
+        cluster.alive.remove(old)
+        submission = Submission.of([message("cut")], timeout_ms=60_000)
+        cut = asyncio.create_task(old.host.append(GROUP, submission))
+        await until(lambda: group_of(old).spans.undone == 2)
+        assert old.host.replica(GROUP).state.high_watermark == 1
+        assert not waiting.done()
+        assert not keeper._led.parked
+        await cluster.append("kept")
+        granted = await consumers.receive(wanted("c"))
+        assert attempts(granted) == {1: 1}
+        await old.stop()
+        errors = await asyncio.gather(waiting, cut, return_exceptions=True)
+        assert {(error.code, error.definite) for error in errors if isinstance(error, ShoalError)} == {
+            ("leadership-lost", False)
+        }
+        await consumers.join(old)
+        assert await consumers.act(ack(granted)) == (None,)
+        await equal_folds(cluster)
+        assert await read_values(await cluster.leader()) == ["0", "kept"]
 
 
 async def test_acks_that_were_answered_are_never_given_again() -> None:
