@@ -33,6 +33,7 @@ _SECTION = struct.Struct("<16sI")  # group, operations
 _OPERATION = struct.Struct("<BBHI")  # kind, flags, reserved (0), length of the body
 _COUNT = struct.Struct("<I")  # ranges
 _RANGE = struct.Struct("<qqI")  # due time, first offset, messages
+_ONE_RANGE = struct.Struct("<IqqI")  # both, as they stand for one range
 ENTRY_HEAD_BYTES: Final = _HEAD.size
 SECTION_HEAD_BYTES: Final = _SECTION.size
 
@@ -182,6 +183,8 @@ _FLAGS = {1: 1, 4: 1, 5: 2, 7: 1}
 
 def encode_ranges(ranges: Sequence[Range]) -> bytes:
     """As they stand in an operation, and in the memory of requests."""
+    if len(ranges) == 1:
+        return _ONE_RANGE.pack(1, *ranges[0])
     return _COUNT.pack(len(ranges)) + b"".join([_RANGE.pack(*piece) for piece in ranges])
 
 

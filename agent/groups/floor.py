@@ -45,8 +45,8 @@ class FlooredSpans:
     @property
     def next(self) -> DuePlace:
         """The place behind everything that was delivered or looked at. See `unseen` for what lies before."""
-        last = self.spans.last()
-        return self.floor if last is None else max(self.floor, last.end)
+        end = self.spans.end()
+        return self.floor if end is None else max(self.floor, end)
 
     def new_parts(self, piece: Range) -> list[Range]:
         """The messages of the piece that are behind the floor, and in no span."""
@@ -109,7 +109,8 @@ class FlooredSpans:
         turned = 0
         exchanged: list[bytes] = []
         for piece in ranges:
-            cut = self.spans.cut(piece.begin, piece.end)
+            due_us, first, count = piece
+            cut = self.spans.cut(DuePlace(due_us, first), DuePlace(due_us, first + count))
             put: list[bytes] = []
             before = turned
             for part in self._parts(piece, [unpack_span(record) for record in cut.removed]):
@@ -120,6 +121,8 @@ class FlooredSpans:
                 if other is not None and other is not part:
                     turned += other.count
                 if other is not None and other.state is SpanState.DONE:
+                    if other.begin == self.floor:  # nothing before it is left to be done
+                        self.change("floor", other.end, journal)
                     other = other.since(self.floor)  # those before it just go
                 if other is not None:
                     put.append(SPAN.pack(*other))

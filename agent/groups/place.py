@@ -143,9 +143,10 @@ def joined(pieces: Iterable[Range]) -> tuple[Range, ...]:
     """Disjoint ranges in ascending order, neighbours as one."""
     ranges: list[Range] = []
     for piece in sorted(pieces):
-        if ranges and ranges[-1].end == piece.begin:
+        due_us, first, count = piece
+        if ranges and ranges[-1].end == (due_us, first):
             last = ranges[-1]
-            ranges[-1] = Range(last.due_us, last.first, last.count + piece.count)
+            ranges[-1] = Range(due_us, last.first, last.count + count)
         else:
             ranges.append(piece)
     return tuple(ranges)

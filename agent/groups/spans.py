@@ -141,6 +141,13 @@ class SpanTable:
             return None
         return _span(SPAN.unpack_from(self._chunks[-1], len(self._chunks[-1]) - SPAN_BYTES))
 
+    def end(self) -> DuePlace | None:
+        """The place behind the highest; None for an empty table."""
+        if not self._chunks:
+            return None
+        due_us, first, count = _PLACE.unpack_from(self._chunks[-1], len(self._chunks[-1]) - SPAN_BYTES)
+        return DuePlace(due_us, first + count)
+
     def from_place(self, place: DuePlace) -> Iterator[MessageSpan]:
         """The spans that end behind `place`, ascending. Good until the next change."""
         if not self._chunks:
@@ -171,7 +178,9 @@ class SpanTable:
         assert begin < end, (begin, end)
         if not self._chunks:
             return SpanCut((0, 0), (0, 0), [], [], [])
-        start = self._find(begin)
+        start = number, row = self._find(begin)
+        if number + 1 == len(self._chunks) and row * SPAN_BYTES == len(self._chunks[number]):
+            return SpanCut(start, start, [], [], [])
         removed, stop = self._gather(start, end)
         return SpanCut(start, stop, removed, *_clip_ends(removed, begin, end))
 
@@ -180,8 +189,9 @@ class SpanTable:
         self._count(cut.removed, -1)
         self._count(records, 1)
         start, stop = cut.start, cut.stop
-        middle = [part for record in records for part in _cut_up(record)]
-        kept = _joined([*cut.left, *middle, *cut.right])
+        kept = [part for record in records for part in _cut_up(record)]
+        if len(kept) > 1 or cut.left or cut.right:
+            kept = _joined([*cut.left, *kept, *cut.right])
         if kept and self._chunks:
             start, stop = self._join_neighbours(start, stop, kept)
         if kept or cut.removed:
@@ -211,6 +221,8 @@ class SpanTable:
 
     def _find(self, place: DuePlace) -> _Position:
         """The first span that ends behind `place`. The table is not empty."""
+        if place <= self._firsts[0]:
+            return 0, 0
         number = max(bisect_right(self._firsts, place) - 1, 0)
         chunk = self._chunks[number]
         low, high = 0, len(chunk) // SPAN_BYTES
@@ -261,8 +273,12 @@ class SpanTable:
         begin, end = row * SPAN_BYTES, behind * SPAN_BYTES
         if not self._chunks:
             self._chunks, self._firsts = [bytearray()], [(0, 0)]
+        first = self._chunks[number]
+        if number == last and begin and len(data) == end - begin:
+            first[begin:end] = data
+            return
         before = sum(map(len, self._chunks[number : last + 1]))
-        first, rest = self._chunks[number], self._chunks[last][end:]
+        rest = self._chunks[last][end:]
         if number == last:
             first[begin:end] = data
         else:

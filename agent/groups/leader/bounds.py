@@ -32,7 +32,7 @@ def within_bounds(
     messages = MAX_UNDONE_MESSAGES - group.spans.undone
     size_bytes = REQUEST_BYTES + CANDIDATE_BYTES * len(candidates)
     has_bytes_for_new = fits(size_bytes + BYTES_FOR_NEW)
-    total = sum(candidate.range.count for candidate in candidates)
+    total = sum([candidate.range.count for candidate in candidates])
     if room >= 2 * len(candidates) + SPANS_FOR_NEW and messages >= total and has_bytes_for_new:
         return candidates, ""
     if not fits(size_bytes):
@@ -51,7 +51,7 @@ def within_bounds(
                 return kept, FULL
             messages -= count
             room_for_new -= 1
-            kept.append(candidate._replace(range=piece._replace(count=count)))
+            kept.append(candidate.first(count))
             continue
         first, last = (
             group.spans.at(piece.begin),
@@ -73,9 +73,8 @@ def first_of(candidates: Sequence[Eligible], limit: int) -> list[Eligible]:
     for candidate in candidates:
         if not limit:
             break
-        count = min(candidate.range.count, limit)
-        kept.append(candidate._replace(range=candidate.range._replace(count=count)))
-        limit -= count
+        kept.append(candidate.first(limit))
+        limit -= kept[-1].range.count
     return kept
 
 

@@ -66,6 +66,11 @@ class Eligible(NamedTuple):
         """Messages that were given before."""
         return cls(span.piece, span.attempts, span.delivery if span.state is SpanState.IN_FLIGHT else 0)
 
+    def first(self, count: int) -> Eligible:
+        """At most so many of them."""
+        due_us, first, whole = self.range
+        return self if whole <= count else Eligible(Range(due_us, first, count), self.attempts, self.delivery)
+
 
 class Picked(NamedTuple):
     """`candidates`: in the order in which they are to be given. `taken_back`: messages in flight that come
@@ -100,6 +105,8 @@ class Retries:
         """Note the messages that have fallen due, and those whose leases have ended. Returns these."""
         if now_ms != self._turn_ms:
             self._turn_ms, self._left = now_ms, NOTED_AT_ONCE
+        if not (self._later and self._later[0][0] <= append_us) and not self._leases.may_have_ended(now_ms):
+            return []  # so it is with almost every request
         due: list[Range] = []
         while self._later and self._later[0][0] <= append_us and len(due) < self._left:
             due.append(heappop(self._later)[1])
@@ -272,8 +279,9 @@ class SharedOrder:
     ) -> Picked:
         """See GroupOrder."""
         picked: list[Eligible] = []
-        for state in (SpanState.WAITING, SpanState.IN_FLIGHT):
-            for candidate in self._retries.find(state, limit, ranges, now_ms, append_us):
+        retries = self._retries
+        for state in (SpanState.WAITING, SpanState.IN_FLIGHT) if retries.due or retries.ended else ():
+            for candidate in retries.find(state, limit, ranges, now_ms, append_us):
                 if limit and len(picked) < ranges:
                     limit = _add(picked, candidate, limit)
         limit = 0 if again_only else limit
@@ -441,7 +449,5 @@ class StrictOrder:
 
 def _add(picked: list[Eligible], candidate: Eligible, limit: int) -> int:
     """Add as much of a candidate as the limit allows; the limit that is left."""
-    piece = candidate.range
-    count = min(piece.count, limit)
-    picked.append(candidate._replace(range=piece._replace(count=count)))
-    return limit - count
+    picked.append(candidate.first(limit))
+    return limit - picked[-1].range.count

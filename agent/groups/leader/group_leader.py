@@ -98,6 +98,8 @@ class GroupLeader:
         self._repeats: list[int] = []  # questions whose requests were served before
         self._window = ""
         self._is_stale = False  # others have changed the group since `begin`
+        self._looked_ms = -1
+        """Promises and consumers that were over then are forgotten."""
         self.owner: bytes | None = None
         """Of an exclusive group: the consumer that may have messages in flight."""
 
@@ -256,10 +258,9 @@ class GroupLeader:
         if self._window and not candidates:  # messages that come again need no room: they may stand behind
             picked = self._order.pick(wanted, ranges, now_ms, append_us, again_only=True)
             candidates, _ = within_bounds(self._group, picked.candidates, self._fits)
-        picked = picked._replace(candidates=candidates)
-        available = sum(candidate.range.count for candidate in picked.candidates)
+        available = sum([candidate.range.count for candidate in candidates])
         left = min(limit, self._order.most_at_once, max(available - reserved, 0))
-        return picked._replace(candidates=first_of(picked.candidates, left))
+        return Picked(first_of(candidates, left), picked.taken_back, picked.blocked)
 
     def _within(self, candidates: Sequence[Eligible], wanted: Wanted) -> list[Eligible]:
         """The first candidates whose records fit into an answer, as far as the feed knows; at least one
@@ -275,9 +276,9 @@ class GroupLeader:
                     break  # what it learns of this one, it may forget of the others meanwhile
                 raise
             if not rows and not fitting:
-                return [candidate._replace(range=piece._replace(count=1))]  # larger than the whole answer
+                return [candidate.first(1)]  # larger than the whole answer
             if rows:
-                fitting.append(candidate._replace(range=piece._replace(count=rows)))
+                fitting.append(candidate.first(rows))
             left -= size_bytes
             if rows < piece.count or left <= 0:
                 break
@@ -356,10 +357,12 @@ class GroupLeader:
 
     def _advance(self, now_ms: int, append_us: int) -> None:
         """Let time pass: promises, consumers, leases, delays."""
-        self._questions.expire(now_ms)
-        self._advance_presence(now_ms)
-        if self.is_ready:
-            self._order.noted(self._retries.advance(now_ms, append_us), now_ms)
+        if now_ms != self._looked_ms:  # once for all requests of a turn
+            self._looked_ms = now_ms
+            self._questions.expire(now_ms)
+            self._advance_presence(now_ms)
+        if self.is_ready and (noted := self._retries.advance(now_ms, append_us)):
+            self._order.noted(noted, now_ms)
 
     def _advance_presence(self, now_ms: int) -> None:
         """Forget consumers whose session is over; those that wait for messages are there."""

@@ -65,7 +65,7 @@ class Leases:
         """A delivery that is not committed yet."""
         lease = self._leases[delivery] = Lease(consumer)
         lease.parts = [(piece, _NEVER) for piece in ranges]
-        lease.left = sum(piece.count for piece, _ in lease.parts)
+        lease.left = sum([count for (_, _, count), _ in lease.parts])
         self._pending.append((delivery, lease_ms))
 
     def committed(self, index: int, now_ms: int) -> None:
@@ -193,6 +193,10 @@ class Leases:
                 self._enqueue(delivery, lease, next_ms)
             found += [piece for piece, until_ms in lease.parts if at_ms <= until_ms <= now_ms]
         return found
+
+    def may_have_ended(self, now_ms: int) -> bool:
+        """Whether `ended` may find something."""
+        return bool(self._queue) and self._queue[0][0] <= now_ms
 
     def deadline_ms(self) -> int | None:
         """When the next lease may end."""
