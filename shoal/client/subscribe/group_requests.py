@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from shoal.client.http.group_path import group_path
-from shoal.client.http.requests import Answer, Call, Cluster
+from shoal.client.http.requests import Answer, Call, Cluster, topic_path
 from shoal.client.subscribe.exchange import (
     Arrival,
     ReceiveTerms,
@@ -25,7 +25,7 @@ from shoal.client.subscribe.exchange import (
     refusals,
 )
 from shoal.client.subscribe.ledger import ActRequest
-from shoal.errors import ERRORS, ShoalError, is_error_code
+from shoal.errors import ERRORS, ShoalError, is_error_code, unknown_partition
 
 DEPOSED_GRACE_MS: Final = 1_000
 """A leader may be silent so long before other agents are asked who leads by now."""
@@ -62,6 +62,11 @@ class GroupRequests:
         """The group's settings; a mode that is wished for makes the group, or is refused."""
         await self._cluster.refresh(self.topic, retry=True)
         routes = self._cluster.routes.topic(self.topic)
+        if self._partition is not None and (routes is None or routes.get(self._partition) is None):
+            topic = await self._cluster.anywhere(Call("GET", topic_path(self.topic)), retry=True)
+            count = len(topic.document()["partitions"])
+            if self._partition not in range(count):  # else it is so new that nobody leads it
+                raise unknown_partition(self.topic, self._partition, count)
         if self._partition is None and routes is not None and len(routes.partitions) == 1:
             self._partition = routes.partitions[0].partition  # its leader is asked, without a hop
             self._path = group_path(self.topic, self.group, self._partition)

@@ -104,6 +104,16 @@ async def test_a_message_whose_body_raised_comes_again(
     assert undone(groups) == 0
 
 
+@pytest.mark.parametrize("partition", [2, -1])
+async def test_a_partition_that_is_none_is_refused_at_once(
+    cluster: FakeCluster, client: AsyncClient, partition: int
+) -> None:
+    """It has no leader, for which a minute would be waited."""
+    fill(cluster, 1, partitions=2)
+    with pytest.raises(ShoalError, match=rf"t has no partition {partition}: it has 2 partitions"):
+        await client.subscribe("t", group="g", partition=partition).open()
+
+
 async def test_a_loop_that_is_left_outside_of_a_block_gives_its_message_back(
     cluster: FakeCluster, groups: FakeGroups, client: AsyncClient
 ) -> None:
