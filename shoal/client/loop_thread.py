@@ -83,6 +83,7 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._forked = False
         self._runs: set[_Run[Any]] = set()
+        self._started: set[asyncio.Task[None]] = set()
         self._running = threading.Lock()  # held as long as the thread has something to do
         self._running.acquire()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -140,15 +141,26 @@ class LoopThread:
         return self.run(work())
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run it there some time, if this still runs, and do not wait."""
-        if self.refusal() is None:
-            self._tell(lambda: self._loop.create_task(work()))
+        """Run it there some time, if this still runs, and do not wait. On any thread: garbage is collected on
+        the loop's own as well."""
+        if self._forked or self._is_over():
+            return
+
+        def begin() -> None:
+            task = self._loop.create_task(work())
+            self._started.add(task)  # a loop itself keeps no task
+            task.add_done_callback(self._started.discard)
+
+        self._tell(begin)
+
+    def _is_over(self) -> bool:
+        return self._loop.is_closed() or not self._running.locked()
 
     def refusal(self) -> ClientError | None:
         """Why nothing runs here for the calling thread; None when it does."""
         if self._forked:
             return forked()
-        if self._loop.is_closed() or not self._running.locked():
+        if self._is_over():
             return ClientClosed("the client is closed")
         if threading.get_ident() == self._thread.ident:
             return ClientError("on_delivery must not wait for the client that calls it")
@@ -156,7 +168,7 @@ class LoopThread:
 
     def finish(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Run it there, end the loop behind it, and do not wait. False when nothing runs here any more."""
-        if self._forked or self._loop.is_closed() or not self._running.locked():
+        if self._forked or self._is_over():
             return False
 
         def last() -> None:

@@ -160,6 +160,15 @@ def test_threads_settle_what_another_has_taken(groups: FakeGroups, client: Clien
         message.extend(1)
 
 
+def test_a_subscription_that_is_dropped_gives_back_what_it_holds(groups: FakeGroups, client: Client) -> None:
+    """Also where garbage is collected on the client's own thread, as after an error of `poll`."""
+    fill(groups, 5)
+    dropped = [client.subscribe("t", group="g")]
+    assert dropped[0].poll(timeout_seconds=30) is not None
+    client._thread.call(dropped.clear)
+    wait_until(lambda: bool(groups.said("release")))
+
+
 def test_batches_of_arrow(groups: FakeGroups, client: Client) -> None:
     """As messages: asking for the next acks those before."""
     fill(groups, 25)
