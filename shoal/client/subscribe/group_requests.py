@@ -47,6 +47,11 @@ class GroupRequests:
     def __init__(
         self, cluster: Cluster, topic: str, group: str, consumer: str, partition: int | None
     ) -> None:
+        if consumer in ("", ".", ".."):  # a path cannot hold these
+            raise ShoalError(
+                "bad-request",
+                f"{consumer!r} is no consumer's name: use 1 to 128 printable ASCII characters (not . or ..)",
+            )
         self.topic = topic
         self.group = group
         self.consumer = consumer

@@ -114,6 +114,15 @@ async def test_a_partition_that_is_none_is_refused_at_once(
         await client.subscribe("t", group="g", partition=partition).open()
 
 
+@pytest.mark.parametrize("name", ["", ".", ".."])
+async def test_a_name_that_no_path_holds_is_no_consumers(client: AsyncClient, name: str) -> None:
+    """A path with two dots is another one: that of the group itself. An unset variable gives the empty one:
+    it is no missing one."""
+    with pytest.raises(ShoalError, match="is no consumer's name: use 1 to 128 printable"):
+        client.subscribe("t", group="g", consumer=name)
+    assert client.subscribe("t", group="g", consumer=None).consumer.count("-") >= 2
+
+
 async def test_a_loop_that_is_left_outside_of_a_block_gives_its_message_back(
     cluster: FakeCluster, groups: FakeGroups, client: AsyncClient
 ) -> None:
@@ -301,15 +310,6 @@ async def test_keys_keep_their_order_over_a_nack(
     assert [offset for offset in seen if offset % 2 == 0] == [0, 0, 2, 4]
     assert [offset for offset in seen if offset % 2 == 1] == [1, 3]
     assert undone(groups) == 0
-
-
-async def test_an_empty_name_of_a_consumer_is_no_missing_one(
-    cluster: FakeCluster, groups: FakeGroups, client: AsyncClient
-) -> None:
-    """As an unset variable gives it: agents refuse it."""
-    fill(cluster, 1)
-    assert client.subscribe("t", group="g", consumer="").consumer == ""
-    assert client.subscribe("t", group="g", consumer=None).consumer.count("-") >= 2
 
 
 async def test_three_exclusive_consumers_and_a_name_that_is_taken(
