@@ -4,6 +4,10 @@ Runs of a level are neighbours in the log, older levels first. When a level has 
 oldest ones become one run of the next level. So a row is written once a level, and a
 view has at most some dozens of runs. A merge goes through the sort keys from the
 first to the last, in pieces of bounded size.
+
+Where newer rows replace older ones, all runs become one as soon as the newer ones have half as much as the
+oldest. So at most a third of what a view has on the disk is rows that nobody reads. Each new byte is written
+three more times at most (compare universal compaction in RocksDB).
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ from shoal.agent.views.manifest import RunEntry
 from shoal.agent.views.run_format import RunIndex
 
 MERGED_RUNS: Final = 8
+REPLACED_SHARE: Final = 2
+"""Of a view whose rows are replaced: all runs are merged once the newer ones have one part in so many of what
+the oldest has."""
 PIECE_BYTES: Final = 16 * 2**20
 """Of chunks that are read, sorted and written together; the memory of a merge is a few times that."""
 
@@ -29,9 +36,15 @@ class MergePart(NamedTuple):
     bound: bytes | None
 
 
-def runs_to_merge(runs: Sequence[RunEntry]) -> slice | None:
+def runs_to_merge(runs: Sequence[RunEntry], *, replaces_rows: bool = False) -> slice | None:
     """Which runs become one now; None if none has to. A lower level goes first: its runs are quickest
-    merged."""
+    merged. `replaces_rows`: a newer row may take the place of an older one."""
+    if replaces_rows and len(runs) > 1:
+        # Rows count too: such without a value are small, and each ends a large one.
+        newer = sum(run.size_bytes for run in runs[1:]), sum(run.rows for run in runs[1:])
+        oldest = runs[0].size_bytes, runs[0].rows
+        if any(REPLACED_SHARE * more >= most for more, most in zip(newer, oldest, strict=True)):
+            return slice(0, len(runs))
     found: list[tuple[int, slice]] = []
     at = 0
     for level, group in groupby(runs, key=lambda run: run.level):

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,6 +35,8 @@ class RowOrder(ABC):
     """One per view. `schema`: the columns of its runs."""
 
     kind: ViewKind
+    replaces_rows: ClassVar[bool] = False
+    """Whether a newer row may take the place of an older one."""
 
     def __init__(self, topic_schema: pa.Schema) -> None:
         self.topic_schema = topic_schema

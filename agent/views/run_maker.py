@@ -48,10 +48,20 @@ class Work(Protocol):
 class RunMaker:
     """One per view."""
 
-    def __init__(self, view: SortedView, log: Entries, in_thread: Work) -> None:
+    def __init__(
+        self,
+        view: SortedView,
+        log: Entries,
+        in_thread: Work,
+        others: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`others`: what other views do between two pieces of a merge, which may be long."""
         self._view = view
         self._log = log
         self._in_thread = in_thread
+        self._others = others
+        self._number = 0
+        """Of the newest run that was begun."""
 
     async def work(self, *, expired_us: int, seal: bool = False, has_room: bool = True) -> bool:
         """Do what is most urgent; whether there was something. `expired_us`: rows of a timer that were due
@@ -67,7 +77,7 @@ class RunMaker:
             return True
         if not has_room:
             return False
-        chosen = runs_to_merge(view.manifest.runs)
+        chosen = runs_to_merge(view.manifest.runs, replaces_rows=view.order.replaces_rows)
         if chosen is not None:
             await self._merge(chosen, expired_us)
             return True
@@ -128,7 +138,9 @@ class RunMaker:
             raise
 
     def _next_name(self, first: LogIndex, last: LogIndex) -> RunName:
-        return RunName(first, last, self._view.manifest.sequence + 1)
+        """Runs are made while another one is merged: each has its own number."""
+        self._number = max(self._number, self._view.manifest.sequence) + 1
+        return RunName(first, last, self._number)
 
     # ---- of other runs
 
@@ -161,15 +173,23 @@ class RunMaker:
         new = _NewRun(view, name, level, entries[-1].end_offset, self._in_thread)
         merge = _Merge(view, new, self._in_thread, is_oldest=is_oldest, expired_us=expired_us)
         with view.pinned() as runs:
-            made = await merge.carry_out([run for run in runs if run.entry in entries])
+            made = await merge.carry_out([run for run in runs if run.entry in entries], self.make_runs)
         await self._replace(entries, made, name.number)
+
+    async def make_runs(self) -> None:
+        """Between two pieces of a merge: rows do not wait in memory for its end."""
+        if self._view.wants_run:
+            await self.make_run()
+        if self._others is not None:
+            await self._others()
 
     async def _replace(self, entries: Sequence[RunEntry], made: list[SortedRun], number: int) -> None:
         """The new runs stand where the old ones stood."""
         view, runs = self._view, self._view.manifest.runs
         at = runs.index(entries[0])
         new = (*runs[:at], *(run.entry for run in made), *runs[at + len(entries) :])
-        await view.replace(view.manifest._replace(sequence=number, runs=new), made)
+        sequence = max(view.manifest.sequence, number)
+        await view.replace(view.manifest._replace(sequence=sequence, runs=new), made)
         await view.remove_retired()
 
     # ---- again
@@ -189,17 +209,15 @@ class RunMaker:
         view, last = self._view, entry.name.last_index
         made: list[SortedRun] = []
         begun = LogIndex(entry.name.first_index - 1)
-        number = view.manifest.sequence
         while begun < last:
             since = view.saved._replace(index=begun)
             frames, reached, _ = await self._read(since, last)
             is_last = not frames or reached.index == last
-            number += 1
-            name = RunName(LogIndex(begun + 1), last if is_last else reached.index, number)
+            name = self._next_name(LogIndex(begun + 1), last if is_last else reached.index)
             end_offset = entry.end_offset if is_last else reached.offset
             made += await self._written(name, entry.level, end_offset, frames)
             begun = name.last_index
-        await self._replace([entry], made, number)
+        await self._replace([entry], made, self._number)
 
 
 class _NewRun:
@@ -262,8 +280,10 @@ class _Merge:
         self._expired_us = expired_us
         self._left_over: list[pa.RecordBatch] = []
 
-    async def carry_out(self, runs: Sequence[SortedRun]) -> list[SortedRun]:
-        """`runs`: oldest first. Raises Damaged, and tells the view."""
+    async def carry_out(
+        self, runs: Sequence[SortedRun], between: Callable[[], Awaitable[None]]
+    ) -> list[SortedRun]:
+        """`runs`: oldest first. `between`: done behind each piece. Raises Damaged, and tells the view."""
         self._left_over = [one_batch((), self._view.order.schema) for _ in runs]
         try:
             for part in merge_parts([run.index for run in runs]):
@@ -271,6 +291,7 @@ class _Merge:
                 rows = await self._in_thread(partial(self._sorted, read, part.bound))
                 while await self._new.add(rows, 1):
                     pass
+                await between()
             return await self._new.finish()
         except Damaged as damage:
             await self._new.abandon()

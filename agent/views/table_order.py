@@ -26,6 +26,7 @@ class TableOrder(RowOrder):
     """By key. Of rows with one key the one that stands last, which is the newest."""
 
     kind = ViewKind.TABLE
+    replaces_rows = True
 
     def __init__(self, topic_schema: pa.Schema) -> None:
         super().__init__(topic_schema)

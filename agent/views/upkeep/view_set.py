@@ -135,7 +135,8 @@ class ViewSet:
         except OSError as error:
             await replica.close("its sorted view cannot be read")
             raise disk_fault(error, made.view.files.directory) from error
-        made.replica, made.maker = replica, RunMaker(made.view, replica.log, self.in_thread)
+        made.replica = replica
+        made.maker = RunMaker(made.view, replica.log, self.in_thread, self.make_runs)
         made.sealed_ms = self._now_ms()
         self._views[replica.group] = made
 
@@ -166,6 +167,13 @@ class ViewSet:
             self._lender.stop()
             if self._threads is not None:
                 self._threads.shutdown(wait=False)
+
+    async def make_runs(self) -> None:
+        """While a merge of one view rests between two pieces: the rows of others leave memory for runs."""
+        for group, made in list(self._views.items()):
+            rests = made.task is None or made.task.done()
+            if rests and made.view.is_whole and made.view.wants_run:
+                await self._work(group, made)
 
     async def _work(self, group: GroupId, made: ReplicaView) -> bool:
         """One piece of work on a view; whether there may be more."""

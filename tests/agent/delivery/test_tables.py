@@ -296,7 +296,7 @@ async def test_a_damaged_run_comes_from_a_peer_where_the_log_is_gone() -> None:
         await equal_rows(cluster, model)
         found = [node.host.views.get(GROUP) for node in cluster.alive]
         views = [item.view for item in found if item is not None]
-        await until(lambda: not any(runs_to_merge(view.manifest.runs) for view in views))
+        await until(lambda: not any(runs_to_merge(view.manifest.runs, replaces_rows=True) for view in views))
         victim = cluster.nodes[1]
         made = victim.host.views.get(GROUP)
         assert made is not None

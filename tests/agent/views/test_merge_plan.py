@@ -29,6 +29,41 @@ def test_a_full_level_becomes_one_run_of_the_next() -> None:
     assert runs_to_merge(runs_of(0, 0, 0, 0, 1, 0, 0, 0, 0)) is None
 
 
+def of_bytes(*sizes: int) -> list[RunEntry]:
+    """Neighbours of these bytes, the oldest first, each a level deeper than the next."""
+    runs = runs_of(*range(len(sizes), 0, -1))
+    return [run._replace(size_bytes=size, rows=size) for run, size in zip(runs, sizes, strict=True)]
+
+
+def test_all_runs_become_one_once_the_newer_ones_have_half_of_the_oldest() -> None:
+    """By bytes or by rows, and only where newer rows replace older ones."""
+    assert runs_to_merge(of_bytes(100), replaces_rows=True) is None
+    assert runs_to_merge(of_bytes(100, 30, 19), replaces_rows=True) is None
+    assert runs_to_merge(of_bytes(100, 30, 20), replaces_rows=True) == slice(0, 3)
+    assert runs_to_merge(of_bytes(100, 30, 20)) is None
+    ends = [run._replace(rows=50) for run in of_bytes(1_000, 20)]
+    assert runs_to_merge(ends) is None
+    assert runs_to_merge([ends[0]._replace(rows=100), ends[1]], replaces_rows=True) == slice(0, 2)
+
+
+def test_overwritten_rows_take_half_as_much_again_and_are_written_four_times() -> None:
+    """A thousand keys, overwritten by fifty at a time: what stands on the disk, and what was written."""
+    runs: list[RunEntry] = []
+    written = most = 0
+    for number in range(1_000):
+        name = RunName(LogIndex(number + 1), LogIndex(number + 1), 1)
+        runs.append(RunEntry(name, 0, Offset(number), 50, 50))
+        while (chosen := runs_to_merge(runs, replaces_rows=True)) is not None:
+            old = runs[chosen]
+            rows = min(sum(run.rows for run in old), 1_000)
+            name = RunName(old[0].name.first_index, old[-1].name.last_index, 1)
+            runs[chosen] = [RunEntry(name, old[0].level + 1, old[-1].end_offset, rows, rows)]
+            written += rows
+        most = max(most, sum(run.rows for run in runs))
+    assert 1_000 < most <= 1_500
+    assert written <= 3.5 * 50 * 1_000
+
+
 def test_a_row_is_written_once_a_level() -> None:
     """A thousand runs become at most some dozens, and each row is written log times."""
     runs: list[RunEntry] = []

@@ -12,12 +12,14 @@ import pytest
 from memory_disk import Fault, MemoryDisk
 
 from shoal.agent.table import ScanRequest
+from shoal.agent.views import merge_plan
+from shoal.agent.views.run_maker import RunMaker
 from shoal.agent.views.table_memory import TableMemory
 from shoal.agent.views.table_order import may_have
 from shoal.agent.views.upkeep.table_records import LogRows
 from shoal.agent.views.view import ViewLimits, ViewNotReady
 from tests.agent.views.table_desk import KEYS, SMALL_RUNS, TableDesk, random_puts
-from tests.agent.views.view_desk import DIRECTORY
+from tests.agent.views.view_desk import DIRECTORY, here
 
 
 @pytest.fixture(autouse=True)
@@ -99,12 +101,37 @@ async def test_a_merge_goes_on_behind_rows_that_all_go() -> None:
     await desk.append([(key, b"") for key in keys])
     await desk.maker.work(expired_us=0, seal=True)
     await desk.append([(key, None) for key in keys[:70_000]])
-    for _ in range(7):
-        await desk.maker.work(expired_us=0, seal=True)
-        await desk.append([(keys[-1], b"")])
     await desk.settle()
-    assert [entry.rows for entry in desk.view.manifest.runs] == [10_000, 1]
+    assert [entry.rows for entry in desk.view.manifest.runs] == [10_000]
     assert (await desk.records.scan(ScanRequest())).rows.num_rows == 10_000
+
+
+async def test_rows_that_come_during_a_merge_do_not_wait_for_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Runs are made of them between two pieces, each with a number of its own, and other views have their
+    turn."""
+    monkeypatch.setattr(merge_plan.merge_parts, "__defaults__", (2_000,))
+    desk = await desk_of(30)
+    others, made_meanwhile = 0, 0
+
+    async def more() -> None:
+        nonlocal others, made_meanwhile
+        others += 1
+        made_meanwhile += desk.view.saved.offset == desk.view.applied.offset
+        if others < 20:
+            await desk.append([(b"k%d" % number, b"v%d" % others * 40) for number in range(40)])
+        assert await desk.scanned() == desk.expected()
+
+    desk.maker = RunMaker(desk.view, desk.log, here, more)
+    await desk.settle()
+    assert others >= 20
+    assert made_meanwhile >= 10
+    names = [entry.name for entry in desk.view.manifest.runs]
+    assert len({name.number for name in names}) == len(names)
+    await desk.check(KEYS)
+    await desk.open()
+    assert await desk.scanned() == desk.expected()
 
 
 async def test_a_run_is_an_arrow_stream_as_it_lies() -> None:
