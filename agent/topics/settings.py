@@ -49,8 +49,12 @@ SEGMENT = frozenset({"bytes", "age"})
 SCHEMAS = {"log": DEFAULT_SCHEMA, "timer": TIMER_SCHEMA, "table": DEFAULT_SCHEMA}
 """The columns of each kind of topic. Kinds other than `log` are of a later level than the first."""
 TABLE_HISTORY_MS = DAY_MS
-"""So far back a table's log goes unless somebody says otherwise: for those who follow its changes. Rows stay
-as long as their keys have them."""
+TABLE_HISTORY_BYTES = 32 << 20
+"""A table's log goes back no further unless somebody says otherwise: for those who follow its changes. Rows
+stay as long as their keys have them, so a table that is overwritten all day takes not a day's writes of the
+disk."""
+TABLE_SEGMENT_BYTES = 16 << 20
+"""Of a table: whole segments go, and what a smaller one holds stands in the view sooner."""
 CHANGEABLE = ("replication_factor", "retention", "segment")
 _VERSION_BYTES = 8
 
@@ -155,16 +159,26 @@ def settings_from_body(body: Mapping[str, Any] | None) -> tuple[TopicSettings, b
     body = body or {}
     _check_fields(body, "", {"kind", "partitions", "replication_factor", "retention", "segment", "fsync"})
     factor = body.get("replication_factor")
-    kind, default = _kind(body.get("kind")), TopicSettings()
+    default = _DEFAULTS.get(_kind(body.get("kind")), TopicSettings())
     settings = replace(
         default,
-        kind=kind,
-        retention_age_ms=TABLE_HISTORY_MS if kind == "table" else default.retention_age_ms,
         partitions=_integer(body, "partitions", default.partitions, 1, MAX_PARTITIONS),
         replication_factor=default.replication_factor if factor is None else _factor(factor),
         fsync=_fsync(body.get("fsync", True)),
     )
     return _with_lifetimes(settings, body), factor is not None
+
+
+_DEFAULTS: Mapping[str, TopicSettings] = {
+    "timer": TopicSettings(kind="timer"),
+    "table": TopicSettings(
+        kind="table",
+        retention_age_ms=TABLE_HISTORY_MS,
+        retention_bytes=TABLE_HISTORY_BYTES,
+        segment_bytes=TABLE_SEGMENT_BYTES,
+    ),
+}
+"""By kind, where they are not those of a log."""
 
 
 def served_kinds() -> list[str]:
@@ -274,8 +288,10 @@ def settings_version(settings: TopicSettings) -> str:
 
 
 def settings_table(settings: TopicSettings) -> list[dict[str, Any]]:
-    """Each setting as it stands in JSON. set: whether it is another than the default."""
-    defaults = _flat(TopicSettings().to_document())
+    """Each setting as it stands in JSON. set: whether it is another than the default, which its kind may
+    have."""
+    usual = TopicSettings()
+    defaults = _flat(_DEFAULTS.get(settings.kind, usual).to_document() | {"kind": usual.kind})
     return [
         {
             "name": name,

@@ -30,11 +30,13 @@ def table() -> TopicEntry:
     return replace(topic, settings=replace(topic.settings, kind="table"))
 
 
-def test_the_log_of_a_table_goes_back_a_day_unless_somebody_says_otherwise() -> None:
+def test_the_log_of_a_table_goes_back_a_day_or_32_mebibytes_unless_somebody_says_otherwise() -> None:
     """Retention bounds its history: by age, by bytes, or not at all."""
     settings, _ = settings_from_body({"kind": "table"})
     assert (settings.kind, settings.schema) == ("table", DEFAULT_SCHEMA)
-    assert settings.to_document()["retention"]["age"] == "1d"
+    document = settings.to_document()
+    assert (document["retention"]["age"], document["retention"]["bytes"]) == ("1d", 32 << 20)
+    assert document["segment"]["bytes"] == 16 << 20
     assert settings_from_body(settings.to_document())[0] == settings
     assert "table" in served_kinds()
     endless, _ = settings_from_body({"kind": "table", "retention": {"age": None, "bytes": 1 << 30}})
