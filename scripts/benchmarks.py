@@ -284,6 +284,7 @@ def main() -> int:
         "faults",
         "groups",
         "timers",
+        "tables",
         "curves",
         "calls",
         "spark",
