@@ -71,7 +71,7 @@ class Applier(ReplicaObserver):
                 await asyncio.sleep(RETRY_MS / 1000)
                 continue
             try:
-                frames = await replica.log.read(first, last, READ_BYTES)
+                frames = await replica.log.read(first, last, READ_BYTES, shared=True)
             except Damaged as error:
                 replica.met(error)
                 await asyncio.sleep(MENDING_MS / 1000)

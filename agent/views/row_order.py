@@ -153,10 +153,17 @@ def _numbers(bits: int) -> pa.Array:
     return pa.array(range(1 << bits), pa.int64())
 
 
-def due_times(batch: pa.RecordBatch, append_time_us: int) -> pa.Array:
-    """When each record of an entry of a timer topic is due, in microseconds."""
-    delivered = batch.column(DELIVER_AT_COLUMN).cast(pa.int64())
-    return pc.max_element_wise(delivered, pa.scalar(append_time_us, pa.int64()))
+def due_times(wished: Sequence[pa.Array], append_times_us: Sequence[int]) -> pa.Array:
+    """When each record of some entries of a timer topic is due, in microseconds. `wished`: of each entry its
+    column deliver_at; at least one entry."""
+    joined = pa.concat_arrays(wished).cast(pa.int64())
+    if not joined.null_count and (not len(joined) or pc.min(joined).as_py() >= max(append_times_us)):
+        return joined
+    appended = [
+        pa.repeat(pa.scalar(time_us, pa.int64()), len(column))
+        for time_us, column in zip(append_times_us, wished, strict=True)
+    ]
+    return pc.max_element_wise(joined, pa.concat_arrays(appended))
 
 
 def one_batch(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

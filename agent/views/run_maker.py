@@ -27,6 +27,8 @@ from shoal.segment_store.errors import Damaged
 
 _T = TypeVar("_T")
 READ_BYTES = 2**20
+ReadChunks = Callable[[], list[pa.RecordBatch]]
+"""Verifies and decodes bytes that were read, which is no work for the event loop."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,9 @@ class Entries(Protocol):
 
     @property
     def first_index(self) -> LogIndex: ...
-    async def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Frame]: ...
+    async def read(
+        self, first_index: LogIndex, last_index: LogIndex, max_bytes: int, *, shared: bool = False
+    ) -> list[Frame]: ...
 
 
 class Work(Protocol):
@@ -104,7 +108,7 @@ class RunMaker:
         reached = since
         index = max(LogIndex(since.index + 1), self._log.first_index)
         while index <= last_index:
-            for frame in await self._log.read(index, last_index, READ_BYTES):
+            for frame in await self._log.read(index, last_index, READ_BYTES, shared=True):
                 index = LogIndex(frame.stamp.index + 1)
                 if frame.stamp.kind != Kind.DATA:
                     continue
@@ -287,7 +291,10 @@ class _Merge:
         self._left_over = [one_batch((), self._view.order.schema) for _ in runs]
         try:
             for part in merge_parts([run.index for run in runs]):
-                read = [await run.chunks(*chunks) for run, chunks in zip(runs, part.chunks, strict=True)]
+                read = [
+                    partial(run.verified, *chunks, await run.chunk_bytes(*chunks))
+                    for run, chunks in zip(runs, part.chunks, strict=True)
+                ]
                 rows = await self._in_thread(partial(self._sorted, read, part.bound))
                 while await self._new.add(rows, 1):
                     pass
@@ -301,11 +308,11 @@ class _Merge:
             await self._new.abandon()
             raise
 
-    def _sorted(self, read: list[list[pa.RecordBatch]], bound: bytes | None) -> Iterable[pa.RecordBatch]:
-        """The rows before the bound, in order; the others stay for the next piece."""
+    def _sorted(self, read: Sequence[ReadChunks], bound: bytes | None) -> Iterable[pa.RecordBatch]:
+        """The rows before the bound, in order; the others stay for the next piece. Raises Damaged."""
         order, ready = self._view.order, []
         for number, chunks in enumerate(read):
-            rows = one_batch([self._left_over[number], *chunks], order.schema)
+            rows = one_batch([self._left_over[number], *chunks()], order.schema)
             end = rows.num_rows if bound is None else order.position_of(rows, bound)
             ready.append(rows.slice(0, end))
             self._left_over[number] = rows.slice(end)

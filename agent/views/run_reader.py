@@ -89,18 +89,27 @@ class SortedRun:
 
     async def chunks(self, first: int, stop: int) -> list[pa.RecordBatch]:
         """Neighbouring chunks in one read. Raises Damaged, OSError."""
-        wanted = [self.index.chunk(number) for number in range(first, stop)]
-        if not wanted:
-            return []
-        begin, end = wanted[0].position, wanted[-1].position + wanted[-1].length
+        return self.verified(first, stop, await self.chunk_bytes(first, stop))
+
+    async def chunk_bytes(self, first: int, stop: int) -> memoryview:
+        """Of neighbouring chunks, in one read, as the file has them. Raises Damaged, OSError."""
+        if first == stop:
+            return memoryview(b"")
+        begin, last = self.index.chunk(first).position, self.index.chunk(stop - 1)
+        data = memoryview(pa.allocate_buffer(last.position + last.length - begin)).cast("B")
         try:
             async with self._files.pin(self.path) as file:
-                data = await file.read(begin, end - begin)
+                return data[: await file.read_into(begin, data)]
         except FileNotFoundError as error:
             raise self.damaged(begin, "the file is gone") from error
-        found, view = [], memoryview(data)
+
+    def verified(self, first: int, stop: int, data: memoryview) -> list[pa.RecordBatch]:
+        """The rows of neighbouring chunks, of which these are the bytes, and which they share. May be called
+        in any thread. Raises Damaged."""
+        found = []
+        wanted = [self.index.chunk(number) for number in range(first, stop)]
         for chunk in wanted:
-            own = view[chunk.position - begin :][: chunk.length]
+            own = data[chunk.position - wanted[0].position :][: chunk.length]
             if len(own) != chunk.length or crc32c.crc32c(own, self._seed) != chunk.checksum:
                 raise self.damaged(chunk.position, "a chunk does not verify")
             try:

@@ -78,6 +78,9 @@ class TableMemory(MemoryRows):
         self.rows += batch.num_rows
         self.size_bytes += keys.nbytes
 
+    def let_go(self) -> None:
+        """See MemoryRows: it holds none."""
+
     def drop_before(self, offset: Offset) -> None:
         """See MemoryRows."""
         self._settle()

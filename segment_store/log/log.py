@@ -425,11 +425,15 @@ class PartitionLog:
 
     # ---- reading it
 
-    async def read(self, first_index: LogIndex, last_index: LogIndex, max_bytes: int) -> list[Frame]:
+    async def read(
+        self, first_index: LogIndex, last_index: LogIndex, max_bytes: int, *, shared: bool = False
+    ) -> list[Frame]:
         """Frames from `first_index` on, up to `last_index` and `max_bytes`, but at least one; verified.
 
-        Frames accepted and not yet written are served too. Raises OffsetOutOfRange, LogClosed, and Damaged
-        when the first frame does not verify; before a damaged one the answer ends.
+        Frames accepted and not yet written are served too. `shared`: they are not copied. Then each holds the
+        memory of all that was read with it, so the caller has to let go of them soon. Raises
+        OffsetOutOfRange, LogClosed, and Damaged when the first frame does not verify; before a damaged one
+        the answer ends.
         """
         while True:
             parts, branch = await self._look_up(first_index, last_index, max_bytes)
@@ -439,6 +443,10 @@ class PartitionLog:
                 if branch.is_same:
                     raise
             else:
+                if shared:
+                    return [
+                        item if isinstance(item, Frame) else Frame(stamp_of(item), item) for item in found
+                    ]
                 # With their bytes copied out.
                 return [
                     Frame(item.stamp, bytes(item.data))

@@ -161,6 +161,7 @@ class ViewSet:
             while True:
                 await asyncio.sleep(LOOK_MS / 1000)
                 for group, made in list(self._views.items()):
+                    made.view.memory.let_go()
                     while self._views.get(group) is made and await self._work(group, made):
                         pass
         finally:

@@ -38,6 +38,8 @@ def test_places_come_as_from_a_sorted_list(seed: int, monkeypatch: pytest.Monkey
             dropped = rng.randrange(dropped, offset + 1)
             memory.drop_before(Offset(dropped))
             model = [place for place in model if place.offset >= dropped]
+        if rng.random() < 0.2:
+            memory.let_go()
         assert memory.rows == len(model)
         if rng.random() < 0.4:
             begin, end = sorted(rng.choice([*model, DuePlace(3, 0), DuePlace(900, 7)]) for _ in range(2))
@@ -58,6 +60,19 @@ def test_a_row_takes_some_sixteen_bytes() -> None:
     memory.parts()
     assert memory.rows == 500_000
     assert pa.total_allocated_bytes() - before < 10 * 2**20
+
+
+def test_entries_are_let_go_of_when_they_are_many_or_when_it_is_said() -> None:
+    """Of large values, of which nothing is kept: twelve entries of 1 MiB are there for 4 MiB at most."""
+    before, memory = pa.total_allocated_bytes(), TimerMemory()
+    for number in range(12):
+        stamp = stamp_of(8 * number, 8, 1)._replace(body_length=2**20)
+        memory.take(stamp, timer_batch(list(range(8)), value_bytes=2**17))
+        assert pa.total_allocated_bytes() - before < memory_rows.TAKEN_BYTES + 2**20
+    memory.take(stamp_of(96, 8, 1), timer_batch(list(range(8)), value_bytes=2**17))
+    memory.let_go()
+    assert pa.total_allocated_bytes() - before < 2**20
+    assert memory.rows == sum(map(len, memory.parts())) == 104
 
 
 def test_neighbours_of_one_due_time_are_one_range() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,6 @@ from shoal.agent.groups.partition_group import PartitionGroup
 from shoal.agent.views import memory_rows, run_reader
 from shoal.agent.views.run_maker import _Merge
 from shoal.agent.views.view import SortedView
-from shoal.format.batch import DELIVER_AT_COLUMN
 
 Patch = tuple[Any, str, Any]
 AHEAD_US = 1_000_000
@@ -34,9 +34,13 @@ def give_before_they_are_due() -> list[Patch]:
 def sort_by_the_producers_clock() -> list[Patch]:
     """A record is due when its producer says so, however long before it was appended."""
 
-    def due_times(batch: pa.RecordBatch, append_time_us: int) -> pa.Array:
-        wished = batch.column(DELIVER_AT_COLUMN).cast(pa.int64())
-        return pc.coalesce(wished, pa.scalar(append_time_us, pa.int64()))
+    def due_times(wished: Sequence[pa.Array], append_times_us: Sequence[int]) -> pa.Array:
+        return pa.concat_arrays(
+            [
+                pc.coalesce(column.cast(pa.int64()), pa.scalar(time_us, pa.int64()))
+                for column, time_us in zip(wished, append_times_us, strict=True)
+            ]
+        )
 
     return [(memory_rows, "due_times", due_times)]
 
