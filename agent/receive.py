@@ -150,11 +150,18 @@ class ConsumerNumbers(NamedTuple):
     seen_ms: int
 
 
+class Blocker(NamedTuple):
+    """The first message that is not done where others fill the window. `key_hash`: of its key."""
+
+    key_hash: int
+    place: DuePlace
+
+
 class GroupNumbers(NamedTuple):
     """One group in one partition, for people. Messages: `lag` are not done, of these `in_flight`, `delayed`,
     `dying` and `stopped` have been given before. `dead`: all that became letters, of which `letters` wait to
     be stored. `position`: the first that is not done. `window`: why nothing more is given, else empty.
-    `blocked_by`: the hash of the key that everything waits for, 0 for none. `owner`: NOBODY for none."""
+    `blocked_by`: the message whose key everything waits for. `owner`: NOBODY for none."""
 
     generation: int
     position: DuePlace
@@ -171,7 +178,7 @@ class GroupNumbers(NamedTuple):
     skipped: int
     dropped: int
     window: str
-    blocked_by: int
+    blocked_by: Blocker | None
     owner: bytes
     consumers: tuple[ConsumerNumbers, ...]
 

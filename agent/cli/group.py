@@ -141,6 +141,8 @@ def describe(
         [_partition_row(entry) for entry in document["partitions"]],
         spare=("END", "WHY", "DELAYED", "BEHIND"),
     )
+    for line in waits_text(topic, document["partitions"]):
+        print(line)
     rows = consumer_rows(document["partitions"])
     if rows:
         print()
@@ -150,7 +152,7 @@ def describe(
 def _partition_row(entry: dict[str, Any]) -> list[object]:
     position = entry["position"]
     why = [entry["window"]] if entry.get("window") else []
-    why += [f"blocked by key {entry['blocked_by']}"] if entry.get("blocked_by") else []
+    why += ["blocked by a key"] if entry.get("blocked_by") else []
     why += [f"{entry['stopped']:,} stopped"] if entry.get("stopped") else []
     return [
         entry["partition"],
@@ -163,6 +165,23 @@ def _partition_row(entry: dict[str, Any]) -> list[object]:
         entry.get("owner"),
         ", ".join(why),
     ]
+
+
+def waits_text(topic: str, partitions: list[dict[str, Any]]) -> list[str]:
+    """A line for each partition with messages that wait for an operator, or for a message of their key."""
+    lines: list[str] = []
+    for entry in partitions:
+        where = f"{topic}/{entry['partition']}"
+        if offsets := entry.get("stopped_offsets"):
+            rest = entry["stopped"] - len(offsets)
+            more = f" and {rest:,} more" if rest > 0 else ""
+            lines.append(f"{where}: stopped at {', '.join(map(str, offsets))}{more}; `shoal group decide`")
+        if entry.get("blocked_by"):
+            key = f"key {entry['blocked_key']}, " if "blocked_key" in entry else ""
+            key = f"key {entry['blocked_key_base64']} (base64), " if "blocked_key_base64" in entry else key
+            at = f" at offset {entry['blocked_offset']}" if "blocked_offset" in entry else ""
+            lines.append(f"{where}: all wait for {key}hash {entry['blocked_by']}{at}")
+    return lines
 
 
 def consumer_rows(partitions: list[dict[str, Any]]) -> list[list[object]]:
@@ -202,6 +221,8 @@ def totals_text(document: Mapping[str, Any]) -> list[str]:
     words = [f"lag {plural(totals['lag'], 'message')}"]
     for name, said in (("in_flight", "in flight"), ("delayed", "delayed"), ("stopped", "stopped")):
         words += [f"{totals[name]:,} {said}"] if totals.get(name) else []
+    pending = sum(entry.get("pending", 0) for entry in document.get("partitions", ()))
+    words += [f"{pending:,} not due yet"] if pending else []
     gone = [
         plural(totals[name], said) if name == "dead" else f"{totals[name]:,} {said}"
         for name, said in (

@@ -6,6 +6,8 @@ Law of this file: it reads the fold, the leaders' memory and the log. All of it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, islice
+from typing import Final
 
 import pyarrow as pa
 
@@ -13,10 +15,11 @@ from shoal.agent.delivery.group_upkeep import first_of
 from shoal.agent.delivery.key_feed import KeyFeed
 from shoal.agent.delivery.led_groups import LedGroups
 from shoal.agent.delivery.log_feed import LogFeed
+from shoal.agent.delivery.one_record import read_one
 from shoal.agent.delivery.view_feed import ViewFeed
 from shoal.agent.groups.fold import GroupFold
 from shoal.agent.groups.leader.group_leader import GroupLeader
-from shoal.agent.groups.place import START, SpanState
+from shoal.agent.groups.place import START, MessageSpan, SpanState
 from shoal.agent.groups.settings import GroupPlan, GroupPlans
 from shoal.agent.partition.reader import damaged
 from shoal.agent.partition.replica import Replica
@@ -25,8 +28,14 @@ from shoal.agent.views.timer_view import TimerView
 from shoal.agent.views.upkeep.timer_records import read_records
 from shoal.agent.views.view import ViewNotReady
 from shoal.errors import ShoalError
-from shoal.format.batch import Offset
+from shoal.format.batch import KEY_COLUMN, Offset
 from shoal.segment_store.errors import Damaged, OffsetOutOfRange, StoreError
+
+STOPPED_NAMED: Final = 16
+"""Offsets of stopped messages in a group's document; their number says whether there are more."""
+KEY_BYTES_SHOWN: Final = 1_024
+"""A longer key is shown by its hash and its offset alone."""
+STATE_FIELD: Final = MessageSpan._fields.index("state")
 
 
 class GroupInspection:
@@ -87,6 +96,35 @@ class GroupInspection:
             if span.state is SpanState.STOPPED and span.first <= offset < span.first + span.count:
                 return DuePlace(span.due_us, offset)
         return DuePlace(0, offset)
+
+    def stopped_offsets(self, key: GroupKey) -> list[int]:
+        """The offsets of the first STOPPED_NAMED messages that stopped, in due order in a timer topic. Raises
+        as `numbers`."""
+        self._leader(key)
+        spans = self._fold.groups[key].spans
+        if not spans.messages[SpanState.STOPPED]:
+            return []
+        stopped = (
+            range(row[1], row[1] + row[2]) for row in spans.rows() if row[STATE_FIELD] == SpanState.STOPPED
+        )
+        return list(islice(chain.from_iterable(stopped), STOPPED_NAMED))
+
+    def pending(self, key: GroupKey) -> int:
+        """Messages of a timer topic that are not due yet: about so many, as `numbers` has the lag; 0 while
+        the view is made again. Raises as `numbers`."""
+        self._leader(key)
+        assert isinstance(self._feed, ViewFeed)
+        return self._feed.count_pending(self._replica.append_time_us(self._replica.host.clock.now_ms()))
+
+    async def key_at(self, place: DuePlace) -> bytes | None:
+        """The key of a message, as it was given. None: it has none, is longer than KEY_BYTES_SHOWN, or cannot
+        be read now."""
+        try:
+            batch = await read_one(self._replica, self._timers, place)
+        except (StoreError, ViewNotReady, OffsetOutOfRange, OSError):
+            return None
+        key: bytes | None = batch.column(KEY_COLUMN)[0].as_py() if batch.num_rows else None
+        return key if key is None or len(key) <= KEY_BYTES_SHOWN else None
 
     def remembers(self, key: GroupKey, consumer: bytes, request: bytes) -> bool:
         """Whether that request of the consumer was served here. Raises ShoalError not-leader, no-leader."""

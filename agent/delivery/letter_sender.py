@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from shoal.agent.delivery.one_record import read_one
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.groups.entry import Lettered
 from shoal.agent.groups.fold import GroupFold
@@ -24,13 +25,12 @@ from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.partition.appender import UNSTORABLE
 from shoal.agent.partition.pending import Waiter
 from shoal.agent.partition.replica import Replica
-from shoal.agent.receive import GroupKey, Range
+from shoal.agent.receive import DuePlace, GroupKey
 from shoal.agent.submission import Appended
 from shoal.agent.views.timer_view import TimerView
-from shoal.agent.views.upkeep.timer_records import read_records
 from shoal.agent.views.view import ViewNotReady
 from shoal.errors import ErrorCode, ShoalError
-from shoal.format.batch import Message, Offset, ProducerStamp, to_record_batch
+from shoal.format.batch import Message, Offset, ProducerStamp
 from shoal.format.records import RecordColumns, columns_to_message
 from shoal.segment_store.errors import Damaged, OffsetOutOfRange, StoreError
 
@@ -178,11 +178,7 @@ class LetterSender:
         read."""
         replica = self._replica
         try:
-            if self._timers is not None:
-                piece = Range(letter.due_us, letter.offset, 1)
-                (batch,) = await read_records(self._timers, replica.log, [piece])
-            else:
-                batch = await self._logged(Offset(letter.offset))
+            batch = await read_one(replica, self._timers, DuePlace(letter.due_us, letter.offset))
         except OffsetOutOfRange:
             return LOST  # trimmed
         except Damaged as error:
@@ -196,15 +192,6 @@ class LetterSender:
         timestamp = batch.column("timestamp").cast(pa.int64())[0].as_py()
         headers = [(item["key"], item["value"]) for item in row["headers"] or () if item is not None]
         return _Record(timestamp, row["key"], row["value"], headers)
-
-    async def _logged(self, offset: Offset) -> pa.RecordBatch:
-        """The record as the log has it; none of a batch that no voter has intact."""
-        log, plan = self._replica.log, self._replica.plan
-        index = await log.find_offset(offset)
-        if index in plan.quarantined:
-            return pa.RecordBatch.from_pylist([], schema=plan.schema)
-        (frame,) = await log.read(index, index, 1)
-        return to_record_batch(frame.data, plan.schema).slice(offset - frame.stamp.base_offset, 1)
 
     async def stop(self) -> None:
         """Send nothing more."""

@@ -20,7 +20,7 @@ from shoal.agent.receive import DuePlace, Range
 from shoal.agent.views.due_places import FAR
 from shoal.agent.views.row_order import OFFSET_COLUMN
 from shoal.agent.views.run_reader import SortedRun
-from shoal.agent.views.timer_view import ChunksMissing, TimerView
+from shoal.agent.views.timer_view import END, ChunksMissing, TimerView
 from shoal.agent.views.upkeep.timer_records import read_records
 from shoal.agent.views.view import ViewNotReady
 from shoal.format.batch import KEY_COLUMN
@@ -60,6 +60,15 @@ class ViewFeed(KeyFeed):
         """See Feed: about so many, where chunks are not in memory; 0 while the view is made again."""
         try:
             return self._timers.count(after, self.end(append_us))
+        except ViewNotReady:
+            return 0
+
+    def count_pending(self, append_us: int) -> int:
+        """Messages behind the horizon, with those that the view has yet to take; 0 while it is made again."""
+        view = self._timers.view
+        not_taken = max(self._replica.state.high_watermark - view.applied.offset, 0)
+        try:
+            return self._timers.count(self.end(append_us), END) + not_taken
         except ViewNotReady:
             return 0
 

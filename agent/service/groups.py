@@ -6,6 +6,7 @@ resolves times to offsets, and names faults so that a client can go on.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -217,17 +218,32 @@ class GroupService(RecordService, GroupAdmin):
                 await self._begin_at_time(host, group_id, keeper, topic, group, deadline_ms)
                 await keeper.begun(group.key, deadline_ms)
             numbers = keeper.numbers(group.key)
-            due: dict[str, Any] = {}
+            more: dict[str, Any] = {"stopped_offsets": keeper.stopped_offsets(group.key)}
             if topic.has_due_times:
-                due["high_watermark"] = (await host.offsets(group_id)).high_watermark
-                due["due"] = format_time(numbers.position.due_us)
+                more["pending"] = keeper.pending(group.key)
+                more["high_watermark"] = (await host.offsets(group_id)).high_watermark
+                more["due"] = format_time(numbers.position.due_us)
+            if numbers.blocked_by is not None:
+                place = numbers.blocked_by.place
+                more |= {"blocked_offset": place.offset, **key_document(await keeper.key_at(place))}
             return {
                 "partition": partition,
                 "leader": self.agent_id,
                 **partition_document(numbers),
-                **due,
+                **more,
                 "lag_seconds": await keeper.lag_ms(group.key) / 1_000 if numbers.lag else 0.0,
             }
+
+
+def key_document(key: bytes | None) -> dict[str, str]:
+    """The key that a group waits for, as records have theirs in JSON: text, or base64 of bytes that are
+    none."""
+    if key is None:
+        return {}
+    try:
+        return {"blocked_key": key.decode()}
+    except UnicodeDecodeError:
+        return {"blocked_key_base64": b64encode(key).decode()}
 
 
 def partition_document(numbers: GroupNumbers) -> dict[str, Any]:
@@ -249,7 +265,7 @@ def partition_document(numbers: GroupNumbers) -> dict[str, Any]:
         "skipped": numbers.skipped,
         "dropped": numbers.dropped,
         "window": numbers.window or None,
-        "blocked_by": f"{numbers.blocked_by:016x}" if numbers.blocked_by else None,
+        "blocked_by": f"{numbers.blocked_by.key_hash:016x}" if numbers.blocked_by else None,
         "owner": owner,
         "consumers": [
             {"consumer": item.name or item.consumer.hex(), "holds": item.holds, "seen_ms": item.seen_ms}

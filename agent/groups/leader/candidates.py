@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 from shoal.agent.groups.leader.leases import Leases
 from shoal.agent.groups.partition_group import MAX_UNDONE_MESSAGES, PartitionGroup
 from shoal.agent.groups.place import START, MessageSpan, RangeSet, SpanState, clipped
-from shoal.agent.receive import DuePlace, Range
+from shoal.agent.receive import Blocker, DuePlace, Range
 
 MAX_GAPS: Final = 64
 """Places that a look for unread messages goes to before it goes to the end."""
@@ -231,8 +231,8 @@ class GroupOrder(Protocol):
     def reset(self) -> None:
         """Others have changed the group."""
 
-    def blocked_by(self) -> int:
-        """The hash of the key that everything waits for; 0 for none."""
+    def blocked_by(self) -> Blocker | None:
+        """The message whose key everything waits for."""
 
     def check_invariants(self, now_ms: int) -> None:
         """That the order knows the group as it is."""
@@ -318,9 +318,9 @@ class SharedOrder:
     def reset(self) -> None:
         """Nothing: the table tells."""
 
-    def blocked_by(self) -> int:
+    def blocked_by(self) -> Blocker | None:
         """No key."""
-        return 0
+        return None
 
     def check_invariants(self, now_ms: int) -> None:
         """Nothing is known beside the table."""
@@ -439,9 +439,9 @@ class StrictOrder:
     def reset(self) -> None:
         """Nothing: the table tells."""
 
-    def blocked_by(self) -> int:
+    def blocked_by(self) -> Blocker | None:
         """No key."""
-        return 0
+        return None
 
     def check_invariants(self, now_ms: int) -> None:
         """Nothing is known beside the table."""

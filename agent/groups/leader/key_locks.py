@@ -27,7 +27,7 @@ from shoal.agent.groups.leader.leases import Leases
 from shoal.agent.groups.partition_group import MAX_SPANS, PartitionGroup
 from shoal.agent.groups.place import START, MessageSpan, RangeSet, SpanState, between, joined
 from shoal.agent.groups.spans import SPAN_BYTES
-from shoal.agent.receive import DuePlace, Range
+from shoal.agent.receive import Blocker, DuePlace, Range
 
 KEY_WINDOW: Final = 65_536
 """Undone messages whose keys are known. Behind so many that wait for one another nothing is given."""
@@ -277,9 +277,12 @@ class KeyOrder:
         )
         self._read_to = self._group.floor
 
-    def blocked_by(self) -> int:
+    def blocked_by(self) -> Blocker | None:
         """See GroupOrder."""
-        return self._hashes[min(self._hashes)] if len(self._hashes) >= KEY_WINDOW else 0
+        if len(self._hashes) < KEY_WINDOW:
+            return None
+        place = min(self._hashes)
+        return Blocker(self._hashes[place], place)
 
     def _read_spans(self, now_ms: int) -> None:
         """The keys of messages that were given before."""

@@ -69,7 +69,14 @@ _SUMS = ("lag", "in_flight", "delayed", "dying", "stopped", "dead", "skipped", "
 _AGE: Schema = {"type": "number", "minimum": 0}
 _DUE = described({"type": "string"}, "On topics of kind timer: the due time of the position.")
 _NUMBERS = members_of(
-    {"due": _DUE},
+    {
+        "due": _DUE,
+        "pending": described(COUNT, "On topics of kind timer: messages that are not due yet, about."),
+        "stopped_offsets": described(list_of(OFFSET), "Of the first 16 messages that stopped."),
+        "blocked_offset": described(OFFSET, "Of the message whose key all others wait for."),
+        "blocked_key": described(TEXT, "That key, if it is UTF-8 of at most 1,024 bytes."),
+        "blocked_key_base64": described(TEXT, "That key, if it is no UTF-8."),
+    },
     partition=COUNT,
     leader=TEXT,
     generation=COUNT,

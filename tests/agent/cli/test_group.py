@@ -20,7 +20,15 @@ from command_line import COMMAND_SECONDS, assert_one_line, finish, run, start
 from fake_cluster import FakeCluster, refuse, reset_after_storing
 from fake_group_routes import FakeGroups
 
-from shoal.agent.cli.group import changeable, consumer_rows, describe, list_, start_text, totals_text
+from shoal.agent.cli.group import (
+    changeable,
+    consumer_rows,
+    describe,
+    list_,
+    start_text,
+    totals_text,
+    waits_text,
+)
 from shoal.agent.cli.main import app
 from shoal.agent.cli.records.group_consume import KEY_BYTES_MAX, _Counts, _run
 from shoal.agent.cli.terminal.completion import complete_group
@@ -99,6 +107,22 @@ def test_tables_of_groups_fit_a_terminal(
     table = lines[next(number for number, line in enumerate(lines) if "LAG" in line) :]
     assert max(map(len, table)) <= 80, table
     assert any("321,098" in line for line in table)
+
+
+def test_messages_that_wait_are_named() -> None:
+    """Where they stopped, and for which key the others wait; an agent of before tells less."""
+    stopped = {"partition": 3, "stopped": 18, "stopped_offsets": [7, 12_345]}
+    blocked = {"partition": 4, "blocked_by": "00ff", "blocked_offset": 9}
+    assert waits_text("t", [stopped, {"partition": 0, "stopped": 1}, {**blocked, "blocked_key": "k"}]) == [
+        "t/3: stopped at 7, 12345 and 16 more; `shoal group decide`",
+        "t/4: all wait for key k, hash 00ff at offset 9",
+    ]
+    assert waits_text("t", [{**blocked, "blocked_key_base64": "/wA="}]) == [
+        "t/4: all wait for key /wA= (base64), hash 00ff at offset 9"
+    ]
+    assert waits_text("t", [blocked]) == ["t/4: all wait for hash 00ff at offset 9"]
+    totals = {"totals": {"lag": 1}, "partitions": [{"pending": 2}, {"pending": 3}, {}]}
+    assert totals_text(totals) == ["lag 1 message, 5 not due yet"]
 
 
 async def test_a_group_is_made_shown_changed_and_deleted(groups: FakeGroups) -> None:

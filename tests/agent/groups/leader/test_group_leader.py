@@ -14,7 +14,7 @@ from shoal.agent.groups.leader.group_leader import MAX_DELIVER_RANGES, Decision,
 from shoal.agent.groups.place import SpanState
 from shoal.agent.groups.requests import MAX_CONSUMERS
 from shoal.agent.groups.settings import GroupSettings
-from shoal.agent.receive import ActKind, DuePlace, GroupMode, Range, StoppedAction
+from shoal.agent.receive import ActKind, Blocker, DuePlace, GroupMode, Range, StoppedAction
 from shoal.format.batch import LogIndex
 from shoal.format.receipt import Receipt
 from tests.agent.groups.group_desk import (
@@ -373,7 +373,7 @@ def test_a_full_window_of_keys_names_the_key(monkeypatch: pytest.MonkeyPatch) ->
     desk = GroupDesk(KEYED, MemoryFeed([9] * 8 + [1]))
     delivery = desk.receive("a", 1).delivery
     assert desk.refused("b") == "blocked"
-    assert desk.leader.describe(desk.now_ms, desk.append_us).blocked_by == 9
+    assert desk.leader.describe(desk.now_ms, desk.append_us).blocked_by == Blocker(9, DuePlace(0, 0))
     desk.act(ActKind.ACK, desk.receipt(delivery))
     assert offsets(desk.receive("b", 3)) == [1, 2, 3]
 

@@ -203,6 +203,7 @@ async def test_a_group_tells_what_is_due_and_not_done(agent: Running) -> None:
     assert status == 200
     [numbers] = group["partitions"]
     assert (numbers["lag"], numbers["in_flight"], numbers["high_watermark"]) == (2, 1, 3)
+    assert numbers["pending"] == 1
     assert 0 < numbers["lag_seconds"] < 600
     assert parse_time(numbers["due"]) <= now_us()
 
@@ -230,6 +231,8 @@ async def test_a_stopped_message_is_decided_by_its_offset(agent: Running) -> Non
     [message] = (await receive(agent))["messages"]
     await agent.call("POST", f"{TOPIC}/groups/g/reject", {"receipts": [message["receipt"]]})
     assert (await receive(agent))["messages"] == []
+    _, group = await agent.call("GET", f"{TOPIC}/groups/g")
+    assert [numbers["stopped_offsets"] for numbers in group["partitions"]] == [[0]]
     for done in (True, False):
         body = {"partition": 0, "offset": 0, "action": "retry"}
         assert await agent.call("POST", f"{TOPIC}/groups/g/decide", body) == (200, {"done": done})
