@@ -1,7 +1,7 @@
-"""Clients of a table that write down what they did: they get, put, delete, compare and set, and watch.
+"""Clients of a table that write down what they did: they get, put, delete, compare and set, and scan.
 
-Law of this file: HTTP as users speak it, at whichever agent, and the Python client for watches. What an
-answer means is decided by `definite` in it. Each value is written once.
+Law of this file: HTTP as users speak it, at whichever agent. What an answer means is decided by `definite` in
+it. Each value is written once. Who watches stands in table_watchers.py.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from log_clients import (
     Workload,
     now_s,
 )
-from table_history import RowAct, Stored, TableHistory, Watched
+from table_history import RowAct, Scanned, TableHistory
 
-from shoal import AsyncClient, ClientConfig, RetryPolicy, ShoalError, TableChangeKind, Unreachable
-from shoal.errors import ClientError
 from shoal.format.hash_ranges import hash_ranges, key_hash, partition_for
 
 OK, ABSENT, REFUSED = 200, 404, 412
@@ -31,23 +29,30 @@ KEYS = 4
 ACTS_PER_GENERATION = 100
 """Then other keys are used: the search for an order is over few acts of each."""
 KINDS = ("get", "get", "get", "local", "put", "put", "put-if", "put-if", "put-if", "delete", "delete-if")
-WATCH_RETRY_MS = 8_000
+KINDS += ("scan",)
+SCAN_LIMITS = (2, 7, 1_000)
 
 
 @dataclass
 class TableWork:
-    """What the clients of one table share."""
+    """What the clients of one table share. `padding`: bytes behind each value."""
 
     work: Workload
     topic: str
     partitions: int
     history: TableHistory
+    padding: int = 0
     acts: int = 0
 
     def some_key(self) -> str:
         """One of those that are in use now. None of its characters may be lost on the way."""
         self.acts += 1
-        return f"{self.acts // ACTS_PER_GENERATION}/../%2F {self.work.rng.randrange(KEYS)}"
+        return f"{self.stem}/../%2F {self.work.rng.randrange(KEYS)}"
+
+    @property
+    def stem(self) -> str:
+        """With which all keys begin that are in use now, and a few of before."""
+        return str(self.acts // ACTS_PER_GENERATION)
 
     def partition_of(self, key: str) -> int:
         return partition_for(key_hash(key.encode()), hash_ranges(self.partitions))
@@ -76,6 +81,8 @@ class RowClient(Steady):
         key = self._table.some_key()
         if kind in ("get", "local"):
             await self._read(kind, key)
+        elif kind == "scan":
+            await self._scan(key)
         else:
             await self._write(kind, key)
 
@@ -100,12 +107,34 @@ class RowClient(Steady):
         self._note(kind, key, value, status, begun)
         return True
 
+    async def _scan(self, key: str) -> None:
+        """A page: of all rows, or of those with the keys in use, perhaps behind one of them."""
+        rng, begun = self._work.rng, now_s()
+        prefix = rng.choice(("", self._table.stem))
+        after = rng.choice((None, key))
+        query = f"?timeout={REQUEST_TIMEOUT_MS}ms&prefix={prefix}&limit={rng.choice(SCAN_LIMITS)}"
+        query += "" if after is None else f"&after={quote(after, safe='')}"
+        path = f"/v1/tables/{self._table.topic}{query}"
+        try:
+            answer = await self._connections.request(self._work.some_agent(), "GET", path)
+        except NoAnswer:
+            return
+        if answer.status == OK:
+            rows = {row["key"]: (row["value"], row["offset"]) for row in answer.body["rows"]}
+            last = None if answer.body["is_last"] else max(rows, key=str.encode)
+            cut = positions_in(answer.body["as_of"])
+            self._table.history.scans.append(Scanned(self._name, prefix, after, last, rows, cut, begun))
+
     async def _write(self, kind: str, key: str) -> None:
         seen = self._known.get(key)
         if kind == "delete-if" and seen is None:
             kind = "delete"
         self._number += 1
-        value = None if kind.startswith("delete") else f"{self._name}-{self._number}"
+        value = (
+            None
+            if kind.startswith("delete")
+            else f"{self._name}-{self._number}".ljust(self._table.padding, ".")
+        )
         condition = {}
         if kind.endswith("-if"):
             condition = {"If-None-Match": "*"} if seen is None else {"If-Match": f'"{seen[1]}"'}
@@ -118,8 +147,8 @@ class RowClient(Steady):
             offset = run["base_offset"]
             if value is not None:
                 self._known[key] = (value, offset)
-        elif answer is not None and answer.status == REFUSED and not uncertain:
-            status, current = REFUSED, answer.body["current"]
+        elif answer is not None and answer.status == REFUSED:
+            status, current = None if uncertain else REFUSED, answer.body["current"]
         elif answer is not None and answer.definite and not uncertain:
             self._table.history.undone |= {value} if value else set()
             return
@@ -186,39 +215,8 @@ class RowClient(Steady):
         )
 
 
-class TableWatcher:
-    """Watches the whole table by the Python client; after a failure it begins anew."""
-
-    def __init__(self, table: TableWork, name: str) -> None:
-        self._table = table
-        self._name = name
-
-    async def run(self) -> None:
-        """Until the work stops."""
-        work = self._table.work
-        while not work.stopping:
-            urls = [f"http://{host}:{port}" for host, port in work.agents()]
-            config = ClientConfig(retry=RetryPolicy(total_ms=WATCH_RETRY_MS))
-            try:
-                async with AsyncClient(urls, config=config) as client:
-                    watching = asyncio.ensure_future(self._watch(client))
-                    while not (work.stopping or watching.done()):
-                        await asyncio.sleep(PAUSE_S)
-                    watching.cancel()
-                    await asyncio.gather(watching, return_exceptions=True)
-                    if not watching.cancelled() and (error := watching.exception()) is not None:
-                        raise error
-            except (ShoalError, Unreachable, ClientError):
-                await asyncio.sleep(PAUSE_S)
-
-    async def _watch(self, client: AsyncClient) -> None:
-        watched: Watched | None = None
-        async with client.table(self._table.topic).watch() as watch:
-            async for change in watch:
-                if change.kind is TableChangeKind.CURRENT:
-                    watched = Watched(self._name, watch.positions() or {})
-                    self._table.history.watches.append(watched)
-                elif watched is not None:
-                    value = None if change.value is None else change.value.decode()
-                    place = (change.partition, change.offset)
-                    watched.changes.append((place, Stored(change.key.decode(), value)))
+def positions_in(text: str) -> dict[int, int]:
+    """Of `0:17,1:9`: by partition."""
+    return {
+        int(number): int(offset) for number, _, offset in (item.partition(":") for item in text.split(","))
+    }

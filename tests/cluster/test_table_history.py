@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from table_history import RowAct, Stored, TableHistory, Watched, anomalies
+from table_history import RowAct, Scanned, Stored, TableHistory, Watched, anomalies
 
 
 def good() -> TableHistory:
@@ -24,7 +24,12 @@ def good() -> TableHistory:
     ]
     log = {0: Stored("k", "1"), 1: Stored("k", "2"), 2: Stored("k", None), 3: Stored("k", "3")}
     changes = [((0, offset), stored) for offset, stored in log.items() if offset >= 1]
-    return TableHistory(acts, {"x"}, [Watched("w", {0: 1}, changes)], {0: log}, {0: 0})
+    scans = [
+        Scanned("g", "", None, None, {"k": ("2", 1)}, {0: 2}, 6),
+        Scanned("g", "", None, None, {"k": ("3", 3)}, {0: 4}, 18),
+        Scanned("g", "k", "k", None, {}, {0: 4}, 18),
+    ]
+    return TableHistory(acts, {"x"}, [Watched("w", {0: 1}, changes)], scans, {0: log}, {0: 0})
 
 
 def test_a_good_history_has_no_anomaly() -> None:
@@ -77,6 +82,44 @@ def other(history: TableHistory) -> None:
     history.watches[0].changes[0] = ((0, 1), Stored("k", "never"))
 
 
+def scan_without_a_row(history: TableHistory) -> None:
+    history.scans[1].rows.clear()
+
+
+def scan_with_a_deleted_row(history: TableHistory) -> None:
+    history.scans.append(Scanned("g", "", None, None, {"k": ("2", 1)}, {0: 3}, 12))
+
+
+def scan_of_two_cuts(history: TableHistory) -> None:
+    history.scans.append(Scanned("g", "", None, None, {"k": ("3", 3)}, {0: 2}, 6))
+
+
+def stale_scan(history: TableHistory) -> None:
+    history.scans.append(Scanned("g", "", None, None, {"k": ("1", 0)}, {0: 1}, 18))
+
+
+def scan_beyond_its_range(history: TableHistory) -> None:
+    history.scans.append(Scanned("g", "k", "k", None, {"k": ("3", 3)}, {0: 4}, 18))
+
+
+def refused_winner(history: TableHistory) -> None:
+    """Its first answer was lost, and the second one refuses it because of what it has stored."""
+    history.acts[6] = replace(history.acts[6], kind="put-if", current=3)
+
+
+def test_a_write_without_an_answer_counts_if_the_log_has_it() -> None:
+    """One of which nothing is stored has never happened, so nobody may have seen it."""
+    history = good()
+    unknown = [RowAct("u", kind, "k", None, None, 0, 1, partition=0) for kind in ("delete", "delete-if")]
+    history.acts += unknown
+    assert anomalies(history) == []
+    history.acts.append(RowAct("f", "get", "k", None, 404, 18, 19))
+    assert [anomaly.name for anomaly in anomalies(history)] == ["NotLinearizable"]
+    history.logs[0][4] = Stored("k", None)
+    history.scans.clear()
+    assert anomalies(history) == []
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -86,6 +129,12 @@ def other(history: TableHistory) -> None:
         (baseless_refusal, "RefusedByNothing"),
         (refusal_by_what_is_undone, "RefusedByNothing"),
         (refused_value, "ReadOfNothing"),
+        (refused_winner, "WinnerRefused"),
+        (scan_without_a_row, "ScanDiffers"),
+        (scan_with_a_deleted_row, "ScanDiffers"),
+        (scan_of_two_cuts, "ScanDiffers"),
+        (stale_scan, "ScanDiffers"),
+        (scan_beyond_its_range, "ScanDiffers"),
         (lost_record, "AcknowledgedMissing"),
         (twice, "StoredTwice"),
         (gap, "WatchDiffers"),

@@ -10,8 +10,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from log_clients import BAD_REQUEST, Connections, NoAnswer
-from table_clients import RowClient, TableWatcher, TableWork
+from table_clients import RowClient, TableWork
 from table_history import Stored, TableHistory, anomalies
+from table_watchers import StreamWatcher, TableWatcher
 
 from cluster_sim.invariants import InvariantViolation
 from shoal.agent.levels import ADDITIONS
@@ -35,39 +36,36 @@ class Tables:
     def __init__(self, simulation: ClusterSimulation) -> None:
         self._simulation = simulation
         self.history = TableHistory()
-        self._work = TableWork(simulation.work, TOPIC, PARTITIONS, self.history)
+        self._work = TableWork(simulation.work, TOPIC, PARTITIONS, self.history, simulation.knobs.padding)
 
     @property
     def is_on(self) -> bool:
         """Tables need a level that an upgrade, or a disaster, holds back."""
         simulation = self._simulation
+        knobs = simulation.knobs
         exists = any(addition.name == "kind.table" for addition in ADDITIONS)
-        return (
-            exists
-            and simulation.knobs.tables
-            and not simulation.knobs.upgrades
-            and not simulation.holds_level
-        )
+        return exists and knobs.tables and not knobs.upgrades and not simulation.holds_level
 
     def summary(self) -> str:
         """A part of a line; empty without tables."""
         known = sum(act.status is not None for act in self.history.acts)
         told = sum(len(watch.changes) for watch in self.history.watches)
-        return f"{known} acts on rows, {told} changes watched, " if self.is_on else ""
+        scans = len(self.history.scans)
+        return f"{known} acts on rows, {scans} scans, {told} changes watched, " if self.is_on else ""
 
     async def start(self) -> None:
         """The topic, as a client."""
         simulation = self._simulation
         await simulation.topics.create(TOPIC, simulation.topic_body(PARTITIONS) | {"kind": "table"})
 
-    def clients(self) -> list[RowClient | TableWatcher]:
-        """Some send each request once, others repeat it; one watches."""
+    def clients(self) -> list[RowClient | TableWatcher | StreamWatcher]:
+        """Some send each request once, others repeat it; two watch."""
         pause_s = self._simulation.knobs.producer_pause_ms / 1_000
-        found: list[RowClient | TableWatcher] = [
+        found: list[RowClient | TableWatcher | StreamWatcher] = [
             RowClient(self._work, f"t{number}", pause_s, sequenced=number % 2 == 0)
             for number in range(CLIENTS)
         ]
-        return [*found, TableWatcher(self._work, "w")]
+        return [*found, TableWatcher(self._work, "w"), StreamWatcher(self._work, "s")]
 
     # ---- the end ---------------------------------------------------------------------------------
 

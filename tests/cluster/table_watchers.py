@@ -1,0 +1,126 @@
+"""Watchers of a table that write down what they were told, by the Python client and as an event stream.
+
+Law of this file: each change stands behind the one before, whatever breaks. An event stream goes on at any
+agent behind the last id that was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+from log_clients import CONNECT_TIMEOUT_S, GONE, MAX_HEAD_BYTES, PAUSE_S, Address
+from table_clients import OK, TableWork, positions_in
+from table_history import Stored, Watched
+
+from shoal import AsyncClient, ClientConfig, RetryPolicy, ShoalError, TableChangeKind, Unreachable
+from shoal.errors import ClientError
+
+WATCH_RETRY_MS = 8_000
+STAY_S = (0.3, 1.0, 4.0)
+"""So long a stream is read, then it is broken off and resumed elsewhere."""
+
+
+class TableWatcher:
+    """Watches the whole table by the Python client; after a failure it begins anew."""
+
+    def __init__(self, table: TableWork, name: str) -> None:
+        self._table = table
+        self._name = name
+
+    async def run(self) -> None:
+        """Until the work stops."""
+        work = self._table.work
+        while not work.stopping:
+            urls = [f"http://{host}:{port}" for host, port in work.agents()]
+            config = ClientConfig(retry=RetryPolicy(total_ms=WATCH_RETRY_MS))
+            try:
+                async with AsyncClient(urls, config=config) as client:
+                    watching = asyncio.ensure_future(self._watch(client))
+                    while not (work.stopping or watching.done()):
+                        await asyncio.sleep(PAUSE_S)
+                    watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
+                    if not watching.cancelled() and (error := watching.exception()) is not None:
+                        raise error
+            except (ShoalError, Unreachable, ClientError):
+                await asyncio.sleep(PAUSE_S)
+
+    async def _watch(self, client: AsyncClient) -> None:
+        watched: Watched | None = None
+        async with client.table(self._table.topic).watch() as watch:
+            async for change in watch:
+                if change.kind is TableChangeKind.CURRENT:
+                    watched = Watched(self._name, watch.positions() or {})
+                    self._table.history.watches.append(watched)
+                elif watched is not None:
+                    value = None if change.value is None else change.value.decode()
+                    place = (change.partition, change.offset)
+                    watched.changes.append((place, Stored(change.key.decode(), value)))
+
+
+class StreamWatcher:
+    """Watches the whole table as an event stream. What it was told over all its connections is one watch, as
+    long as each goes on behind the one before."""
+
+    def __init__(self, table: TableWork, name: str) -> None:
+        self._table = table
+        self._name = name
+        self._last_id: str | None = None
+        self._watched: Watched | None = None
+
+    async def run(self) -> None:
+        """Until the work stops."""
+        work = self._table.work
+        while not work.stopping:
+            try:
+                async with asyncio.timeout(work.rng.choice(STAY_S)):
+                    await self._stream(work.some_agent())
+            except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
+                pass  # a stream that breaks, at any byte: the next one goes on
+            await asyncio.sleep(PAUSE_S)
+
+    async def _stream(self, agent: Address) -> None:
+        """Raises OSError, TimeoutError, IncompleteReadError, ValueError."""
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(*agent, limit=2**24)
+        try:
+            resumes = "" if self._last_id is None else f"Last-Event-ID: {self._last_id}\r\n"
+            head = f"GET /v1/tables/{self._table.topic} HTTP/1.1\r\nHost: {agent[0]}:{agent[1]}\r\n"
+            writer.write(f"{head}Accept: text/event-stream\r\n{resumes}\r\n".encode())
+            await writer.drain()
+            answer = await reader.readuntil(b"\r\n\r\n")
+            if len(answer) > MAX_HEAD_BYTES:
+                raise ValueError("a head without an end")
+            status = int(answer.split(b" ")[1])
+            if status == GONE:
+                self._last_id = self._watched = None
+            if status == OK:
+                async for fields in _events(reader):
+                    self._take(fields)
+        finally:
+            writer.transport.abort()
+
+    def _take(self, fields: dict[str, str]) -> None:
+        kind, watched = fields.get("event"), self._watched
+        self._last_id = fields.get("id", self._last_id)
+        if kind == "current" and watched is None:
+            self._watched = Watched(self._name, positions_in(json.loads(fields["data"])["as_of"]))
+            self._table.history.watches.append(self._watched)
+        elif kind == "change" and watched is not None:
+            told = json.loads(fields["data"])
+            place = (told["partition"], told["offset"])
+            watched.changes.append((place, Stored(told["key"], told["value"])))
+
+
+async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, str]]:
+    """The fields of each whole event of a chunked answer."""
+    text = b""
+    while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+        text += await reader.readexactly(size)
+        await reader.readexactly(2)
+        *whole, text = text.split(b"\n\n")
+        for event in whole:
+            lines = [line.partition(": ") for line in event.decode().split("\n")]
+            yield {name: value for name, _, value in lines if name}
