@@ -187,6 +187,11 @@ ADDITIONS: tuple[Addition, ...] = (
         AdditionKind.TOPIC_SETTING,
         {"kind.timer": "is `timer`: groups see each record when it is due"},
     ),
+    *_additions(
+        5,
+        AdditionKind.TOPIC_SETTING,
+        {"kind.table": "is `table`: the newest record of each key is a row"},
+    ),
 )
 
 

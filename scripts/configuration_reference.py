@@ -140,7 +140,9 @@ SETTINGS: Mapping[str, Words] = {
     ),
 }
 TOPIC_SETTINGS: Mapping[str, TopicWords] = {
-    "kind": TopicWords(CREATION, "Kind of topic: `log`, or `timer` ([timers](timers.md))."),
+    "kind": TopicWords(
+        CREATION, "Kind of topic: `log`, `timer` ([timers](timers.md)) or `table` ([tables](tables.md))."
+    ),
     "partitions": TopicWords(CREATION, f"Number of partitions, 1 to {MAX_PARTITIONS}."),
     "replication_factor": TopicWords(
         STEPS, f"Copies of each partition, 1 to {MAX_REPLICATION_FACTOR}, or `all`: a copy on every agent."

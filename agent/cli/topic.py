@@ -72,6 +72,7 @@ class LogKind(StrEnum):
 
     LOG = "log"
     TIMER = "timer"
+    TABLE = "table"
 
 
 @topics.command(
@@ -87,7 +88,9 @@ def create(
     replication_factor: Annotated[
         str | None, option("N|all", "Copies of each partition; default 3, or fewer with fewer members.")
     ] = None,
-    kind: Annotated[LogKind, flag("timer: groups see each record when it is due.")] = LogKind.LOG,
+    kind: Annotated[
+        LogKind, flag("timer: groups see each record when it is due; table: rows by key.")
+    ] = LogKind.LOG,
     retention: RetentionOption = None,
     retention_bytes: RetentionBytesOption = None,
     segment_bytes: SegmentBytesOption = None,

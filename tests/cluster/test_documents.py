@@ -187,6 +187,36 @@ def test_the_page_of_timers_works_as_it_stands(start_cluster: Callable[..., Any]
     assert ran.stdout.splitlines() == ["one value", "soon", "water boils", "tea is ready"]
 
 
+def test_the_page_of_tables_works_as_it_stands(start_cluster: Callable[..., Any]) -> None:
+    """Every block of docs/tables.md: the Python as one program, then the commands of curl, each of which
+    answers 2xx; the condition holds, and the scan shows the row."""
+    url = start_cluster(1).agents[0].url
+    page = ROOT / "docs" / "tables.md"
+    text = program(page)
+    assert text.count(DEFAULT_AGENT) == 1
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", text.replace(DEFAULT_AGENT, url)],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    ada = """b'{"born": 1815}'"""
+    assert ran.stdout.splitlines() == [
+        f"{ada} {{'born': 1912}} None", "True [b'ada', b'alan']", "1", f"b'ada' {ada}",
+        f"row b'ada' {ada}", "row b'visits' b'1'", "current b'' None",
+    ]  # fmt: skip
+    answers = {}
+    for command in examples(page, "against one agent"):
+        status, body = run_curl(command, url)
+        assert 200 <= status < 300, (command, status, body)
+        answers[command] = json.loads(body)
+    assert len(answers) == 6
+    (scanned,) = [answer for command, answer in answers.items() if "prefix=" in command]
+    assert [row["value"] for row in scanned["rows"]] == ["<h1>Hi</h1>"]
+
+
 TUTORIAL_TIMEOUT_SECONDS = 240.0  # a minute where nothing else runs
 
 

@@ -25,6 +25,7 @@ USERS = (
     DOCS / "formats.md",
     DOCS / "groups.md",
     DOCS / "timers.md",
+    DOCS / "tables.md",
     *sorted((DOCS / "operations").glob("*.md")),
 )
 NOTES = sorted(path for path in (ROOT / "lab").glob("*.md") if path.name != "README.md")

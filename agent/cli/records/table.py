@@ -75,6 +75,7 @@ RowFormatOption = Annotated[RowFormat, flag("Columns for people, or a JSON objec
 tables = group(
     "table",
     "Get, put, delete, scan and watch the rows of a table: a topic of kind table.",
+    "shoal topic create users --kind table",
     "shoal table put users ada '{\"born\": 1815}'",
     "shoal table get users ada",
 )

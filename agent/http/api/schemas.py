@@ -118,7 +118,9 @@ _SEGMENT_BYTES: Schema = {**_RETENTION_BYTES, "maximum": MAX_SEGMENT_BYTES}
 RETENTION: Schema = {"$ref": "#/components/schemas/Retention"}
 SEGMENT: Schema = {"$ref": "#/components/schemas/Segment"}
 SETTINGS: dict[str, Schema] = {
-    "kind": described(one_of("log", "timer"), "timer: groups see each record when it is due."),
+    "kind": described(
+        one_of("log", "timer", "table"), "timer: groups see each record when it is due; table: rows by key."
+    ),
     "partitions": {"type": "integer", "minimum": 1, "maximum": MAX_PARTITIONS},
     "replication_factor": described(FACTOR, "How many, or `all`: on every agent."),
     "retention": RETENTION,

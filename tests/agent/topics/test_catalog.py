@@ -331,7 +331,7 @@ def test_settings_survive_their_document() -> None:
         ({"partitions": True}, "whole number"),
         ({"replication_factor": 0}, "replication_factor"),
         ({"replication_factor": "some"}, "replication_factor"),
-        ({"kind": "table"}, "kind"),
+        ({"kind": "stack"}, "kind"),
         ({"retention": 7}, "retention must be an object"),
         ({"retention": {"days": 7}}, "'days' in retention"),
         ({"retention": {"age": "a week"}}, "retention.age"),

@@ -16,12 +16,9 @@ from shoal.agent.topics.catalog_codec import decode_command, encode_command, lev
 from shoal.agent.topics.settings import changed_settings, served_kinds, settings_from_body
 from shoal.errors import ShoalError
 from shoal.format.batch import DEFAULT_SCHEMA
-from tests.agent.topics.table_level import table_level
 from tests.agent.topics.test_catalog_service import SELF, Fixture, entry, frame
 
 FIVE = Level(5)
-__all__ = ["table_level"]
-pytestmark = pytest.mark.usefixtures("table_level")
 
 
 def table() -> TopicEntry:

@@ -40,7 +40,7 @@ def test_settings_of_a_timer_topic_survive_their_document() -> None:
     assert (settings.kind, settings.schema) == ("timer", TIMER_SCHEMA)
     assert settings_from_body(settings.to_document())[0] == settings
     assert settings_from_body({})[0].schema == DEFAULT_SCHEMA
-    assert served_kinds() == ["log", "timer"]
+    assert served_kinds() == ["log", "timer", "table"]
     [row] = [row for row in settings_table(settings) if row["name"] == "kind"]
     assert row == {"name": "kind", "value": "timer", "default": "log", "set": True, "changeable": False}
     assert settings.differences(TopicSettings(retention_age_ms=settings.retention_age_ms)) == [

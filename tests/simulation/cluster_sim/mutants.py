@@ -49,6 +49,21 @@ from cluster_sim.queue_mutants import (
     write_a_letter_for_each_try,
 )
 from cluster_sim.simulation import ClusterSimulation
+from cluster_sim.table_mutants import (
+    drop_from_memory_what_came_meanwhile,
+    forget_ends_of_rows_at_a_merge,
+    get_from_a_view_that_lags,
+    get_without_asking,
+    judge_before_the_sequence,
+    judge_by_what_is_committed,
+    keep_the_oldest_in_runs,
+    look_into_the_oldest_run_first,
+    refuse_before_the_commit,
+    scan_memory_later_than_runs,
+    skip_a_change_at_a_resume,
+    tell_a_later_cut,
+    trim_rows_before_runs_are_saved,
+)
 from cluster_sim.timer_mutants import (
     believe_every_chunk,
     drop_a_row_at_a_merge,
@@ -341,10 +356,12 @@ SHORT |= {
     "letters": False,
     "operates": (),
     "timers": False,
+    "tables": False,
 }
 ELECTIONS = {"partitions": 6, "quick_restarts": True, "delay_ms_max": 200, "fault_interval_ms": 200}
 ELECTIONS |= {"producer_pause_ms": 300, "timers": False}
 CALM = {"rot": False, "draining": False, "upgrades": False, "alterations": False, "timers": False}
+CALM |= {"tables": False}
 BUSY = CALM | {"fault_interval_ms": 500}
 REPLACED = CALM | {"nodes": 4, "kills": True, "replace_after_ms": 3_000, "safety_ms": 25_000}
 
@@ -366,6 +383,9 @@ SOUGHT = SHARED | {"operates": ("seek",)}
 REDRIVEN = LETTERED | {"operates": ("redrive",)}
 KEYED = SHARED | {"groups": ("key-ordered",)}
 TIMERS = _only("kill_one", "kill_leader", timers=True, nodes=3, **ROLLING)
+TABLES = _only("cut_leader", "kill_leader", "mute_leader", "late_leader", tables=True, nodes=3)
+ROWS_IN_RUNS = TABLES | {"only": ("kill_one", "kill_leader"), "quick_restarts": True} | ROLLING
+ROWS_IN_RUNS |= {"padding": 0, "producer_pause_ms": 60}
 UPGRADES = _only("change_version", nodes=3, upgrades=True, **LONG_WITH_FAULTS)
 
 MUTANTS = (
@@ -556,6 +576,27 @@ MUTANTS = (
         knobs=TIMERS | {"only": ("rot_run", "rot_run", "kill_one"), "rot": True},
     ),
     Mutant(drop_a_row_at_a_merge, ("ViewHasAll", "GroupHistory", "QueuesDrain"), knobs=TIMERS),
+    Mutant(refuse_before_the_commit, ("TableHistory",), knobs=TABLES),
+    Mutant(judge_by_what_is_committed, ("TableHistory",), knobs=TABLES),
+    Mutant(judge_before_the_sequence, ("TableHistory",), first_seed=2, knobs=TABLES),
+    Mutant(get_without_asking, ("TableHistory",), first_seed=1, knobs=TABLES),
+    Mutant(get_from_a_view_that_lags, ("TableHistory",), knobs=TABLES),
+    Mutant(skip_a_change_at_a_resume, ("TableHistory",), knobs=TABLES),
+    Mutant(keep_the_oldest_in_runs, ("TableHistory",), knobs=ROWS_IN_RUNS),
+    Mutant(look_into_the_oldest_run_first, ("TableHistory",), knobs=ROWS_IN_RUNS),
+    Mutant(drop_from_memory_what_came_meanwhile, ("TableHistory",), knobs=ROWS_IN_RUNS),
+    Mutant(scan_memory_later_than_runs, ("TableHistory",), knobs=ROWS_IN_RUNS),
+    Mutant(tell_a_later_cut, ("TableHistory",), knobs=ROWS_IN_RUNS),
+    Mutant(
+        forget_ends_of_rows_at_a_merge,
+        ("TableHistory",),
+        knobs=ROWS_IN_RUNS | {"producer_pause_ms": 400, "safety_ms": 20_000},
+    ),
+    Mutant(
+        trim_rows_before_runs_are_saved,
+        ("ViewBehindLog",),
+        knobs=ROWS_IN_RUNS | {"retention_bytes": 16_384, "padding": 600, "producer_pause_ms": 10},
+    ),
 )
 
 

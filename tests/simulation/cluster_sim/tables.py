@@ -15,7 +15,6 @@ from table_history import Stored, TableHistory, anomalies
 from table_watchers import StreamWatcher, TableWatcher
 
 from cluster_sim.invariants import InvariantViolation
-from shoal.agent.levels import ADDITIONS
 
 if TYPE_CHECKING:
     from cluster_sim.simulation import ClusterSimulation
@@ -43,8 +42,7 @@ class Tables:
         """Tables need a level that an upgrade, or a disaster, holds back."""
         simulation = self._simulation
         knobs = simulation.knobs
-        exists = any(addition.name == "kind.table" for addition in ADDITIONS)
-        return exists and knobs.tables and not knobs.upgrades and not simulation.holds_level
+        return knobs.tables and not knobs.upgrades and not simulation.holds_level
 
     def summary(self) -> str:
         """A part of a line; empty without tables."""

@@ -11,10 +11,8 @@ from http_fixtures import events_of, take
 
 from shoal.agent.levels import Level, LevelRange
 from tests.agent.agents import Running, agents_in, eventually
-from tests.agent.topics.table_level import table_level
 
-__all__ = ["table_level"]
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("table_level")]
+pytestmark = pytest.mark.slow
 
 LEVELS = LevelRange(Level(1), Level(5))
 KEYS = [f"user/{number}" for number in range(40)]
