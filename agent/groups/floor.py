@@ -78,11 +78,12 @@ class FlooredSpans:
     def unseen(self, limit: int) -> list[Range]:
         """New messages between the floor and `next`, at most so many ranges of them: somebody left them out.
         Empty where places are due times: there nobody may."""
-        end = self.next
-        if self.by_due or end == self.floor:
+        if self.by_due:
             return []
-        seen = sum(self.spans.messages.values()) - self._messages_before_floor()
-        if seen == end.offset - self.floor.offset:
+        floor, last = self.floor.offset, self.spans.end()
+        if last is None or last.offset <= floor:
+            return []
+        if sum(self.spans.messages.values()) - self._messages_before_floor() == last.offset - floor:
             return []
         unseen: list[Range] = []
         behind = self.floor.offset
@@ -96,6 +97,8 @@ class FlooredSpans:
 
     def _messages_before_floor(self) -> int:
         before = 0
+        if self.spans.has_none_before(self.floor):
+            return 0
         for span in self.spans.from_place(START):
             if span.begin >= self.floor:
                 break

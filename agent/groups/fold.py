@@ -146,7 +146,9 @@ class GroupFold:
 
     def stage(self, key: GroupKey, operations: Sequence[GroupOperation], stamp: EntryStamp) -> list[bool]:
         """Let operations happen that the next entry will hold; which of them did. The others are left out."""
-        staged = self._staged or StagedEntry(stamp)
+        staged = self._staged
+        if staged is None:
+            staged = StagedEntry(stamp)
         assert stamp == staged.stamp, f"{stamp} is staged beside {staged.stamp}"
         happened = []
         for operation in operations:

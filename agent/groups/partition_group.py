@@ -203,7 +203,7 @@ class PartitionGroup(FlooredSpans):
         now_us, delivery = stamp.append_time_us, self.next_delivery(stamp.index)
         if not operation.ranges or (operation.passed and not self.by_due):
             return False
-        for piece in (*operation.ranges, *operation.passed):
+        for piece in operation.ranges + operation.passed:
             if not self._is_there(piece, stamp):
                 return False
 
@@ -225,13 +225,13 @@ class PartitionGroup(FlooredSpans):
             return bare(part, SpanState.WAITING) if part.begin >= self.floor else None
 
         mark = len(journal)
-        if self.turn(operation.ranges, again, journal, at_first) < sum(
-            count for *_, count in operation.ranges
-        ):
+        wanted = sum([count for _, _, count in operation.ranges])
+        if self.turn(operation.ranges, again, journal, at_first) < wanted:
             self.undo(journal, mark)
             return False
         self.change("last_delivery", delivery, journal)
-        self.turn(operation.passed, lambda span: span, journal, later)
+        if operation.passed:
+            self.turn(operation.passed, lambda span: span, journal, later)
         if operation.request != NOBODY:
             answer = Remembered(operation.request, delivery, now_us, encode_ranges(operation.ranges))
             journal.append(self.requests.remember(operation.consumer, answer))

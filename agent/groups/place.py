@@ -141,8 +141,11 @@ def between(begin: DuePlace, end: DuePlace) -> Range:
 
 def joined(pieces: Iterable[Range]) -> tuple[Range, ...]:
     """Disjoint ranges in ascending order, neighbours as one."""
+    ordered = sorted(pieces)
+    if len(ordered) < 2:
+        return tuple(ordered)
     ranges: list[Range] = []
-    for piece in sorted(pieces):
+    for piece in ordered:
         due_us, first, count = piece
         if ranges and ranges[-1].end == (due_us, first):
             last = ranges[-1]
@@ -167,7 +170,7 @@ class RangeSet:
     __slots__ = ("_ranges",)
 
     def __init__(self, pieces: Iterable[Range] = ()) -> None:
-        self._ranges: list[Range] = list(joined(pieces))
+        self._ranges: list[Range] = list(joined(pieces)) if pieces else []
 
     def __bool__(self) -> bool:
         return bool(self._ranges)
@@ -181,6 +184,8 @@ class RangeSet:
 
     def missing(self, piece: Range) -> list[Range]:
         """The parts of the piece that are not in the set, ascending."""
+        if not self._ranges:
+            return [piece]
         parts: list[Range] = []
         begin = piece.begin
         low = bisect_right(self._ranges, piece.begin, key=_end)
@@ -195,6 +200,9 @@ class RangeSet:
 
     def add(self, piece: Range) -> None:
         """The messages of the piece are in the set from now on."""
+        if not self._ranges:
+            self._ranges.append(piece)
+            return
         low = bisect_left(self._ranges, piece.begin, key=_end)
         high = low
         begin, end = piece.begin, piece.end

@@ -141,6 +141,10 @@ class SpanTable:
             return None
         return _span(SPAN.unpack_from(self._chunks[-1], len(self._chunks[-1]) - SPAN_BYTES))
 
+    def has_none_before(self, place: DuePlace) -> bool:
+        """Whether nothing begins before the place."""
+        return not self._firsts or self._firsts[0] >= place
+
     def end(self) -> DuePlace | None:
         """The place behind the highest; None for an empty table."""
         if not self._chunks:

@@ -86,7 +86,7 @@ class ActJudge:
         """Operations for the acts, at most MAX_ACTS. All changes are noted as if they were folded."""
         assert len(acts) <= MAX_ACTS, len(acts)
         request = _Request(self, settings, owner, now_ms, append_us)
-        outcomes = tuple(request.outcome(act) for act in acts)
+        outcomes = tuple([request.outcome(act) for act in acts])
         request.take_back()
         return Acted(request.operations(), outcomes)
 
@@ -109,6 +109,23 @@ class ActJudge:
 
 class _Request:
     """The acts of one request so far. `taken`: messages that they spoke of."""
+
+    __slots__ = (
+        "_along",
+        "_append_us",
+        "_given_back",
+        "_group",
+        "_judge",
+        "_letters",
+        "_locks",
+        "_now_ms",
+        "_owner",
+        "_pieces",
+        "_settings",
+        "_spans",
+        "_taken",
+        "_whole",
+    )
 
     def __init__(
         self, judge: ActJudge, settings: GroupSettings, owner: bytes | None, now_ms: int, append_us: int
@@ -196,10 +213,12 @@ class _Request:
             ]
         else:
             found = [span for span in spans.from_place(START) if span.delivery == delivery]
+        held = [span for span in found if span.delivery == delivery and span.state is SpanState.IN_FLIGHT]
+        if not self._taken:
+            return held
         return [
             span._replace(first=part.first, count=part.count)
-            for span in found
-            if span.delivery == delivery and span.state is SpanState.IN_FLIGHT
+            for span in held
             for part in self._taken.missing(span.piece)
         ]
 
@@ -263,8 +282,7 @@ class _Request:
 
     def _done(self, spans: Sequence[MessageSpan]) -> None:
         for span in spans:
-            self._take(span, (Acknowledge, span.delivery, 0, 0, b""))
-            self._judge.order.done(span.piece)
+            self._judge.order.done(self._take(span, (Acknowledge, span.delivery, 0, 0, b"")))
 
     def _nack(self, spans: Sequence[MessageSpan], act: Act) -> None:
         most = self._settings.max_attempts
@@ -335,14 +353,16 @@ class _Request:
             self._judge.order.held(span.piece)
         return None
 
-    def _take(self, span: MessageSpan, key: Key) -> None:
-        self._taken.add(span.piece)
-        self._pieces.setdefault(key, []).append(span.piece)
+    def _take(self, span: MessageSpan, key: Key) -> Range:
+        piece = span.piece
+        self._taken.add(piece)
+        self._pieces.setdefault(key, []).append(piece)
         if span.state is SpanState.IN_FLIGHT:
             leases = self._judge.leases
             if not leases.complete:
                 leases.resume(span, NOBODY, self._now_ms)
             leases.take(span.delivery, span.count)
+        return piece
 
     def take_back(self) -> None:
         """The messages that must not be done before those which come again come again, too, uncounted."""

@@ -211,7 +211,7 @@ class GroupOrder(Protocol):
         """These are given. Returns the messages that are passed over for them, where places are due times."""
 
     def noted(self, pieces: Sequence[Range], now_ms: int) -> None:
-        """The messages fell due, or their lease ended."""
+        """The messages fell due, or their lease ended. Told at each look, also of none."""
 
     def held(self, piece: Range) -> None:
         """The lease of the messages, which had ended perhaps, runs again."""

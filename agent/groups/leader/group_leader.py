@@ -361,8 +361,8 @@ class GroupLeader:
             self._looked_ms = now_ms
             self._questions.expire(now_ms)
             self._advance_presence(now_ms)
-        if self.is_ready and (noted := self._retries.advance(now_ms, append_us)):
-            self._order.noted(noted, now_ms)
+        if self.is_ready:
+            self._order.noted(self._retries.advance(now_ms, append_us), now_ms)
 
     def _advance_presence(self, now_ms: int) -> None:
         """Forget consumers whose session is over; those that wait for messages are there."""

@@ -27,3 +27,12 @@ def test_messages_that_come_again_are_given_while_the_keys_behind_them_are_read(
     assert desk.act(ActKind.NACK, desk.receipt(again.delivery, 0), delay_ms=0) == [None]
     desk.feed.unread = set()
     assert attempts(desk.receive("a")) == {0: 3, 2: 1, 3: 1}
+
+
+def test_the_first_word_to_a_new_leader_takes_along_those_of_its_key() -> None:
+    """It knows the keys in hand by then, though nothing has fallen due since it leads."""
+    desk = GroupDesk(KEYED, MemoryFeed([7, 7, 8]))
+    delivery = desk.receive("a").delivery
+    desk.fail_over()
+    assert desk.act(ActKind.NACK, desk.receipt(delivery, 0), delay_ms=0) == [None]
+    assert attempts(desk.receive("b")) == {0: 2, 1: 1}
