@@ -18,7 +18,8 @@ from shoal.agent.views.run_format import MAX_KEY_BYTES, RunChunk, RunIndex, RunN
 from shoal.format.batch import END_OF_STREAM, Offset, schema_message
 from shoal.segment_store.disk.disk import Disk, File
 
-WRITE_BYTES = 2**20
+WRITE_BYTES = 256 * 2**10
+"""Given to the disk at once: so much stands before a sync of a log."""
 
 
 class RunEncoder:
@@ -107,7 +108,7 @@ class RunWriter:
             while buffers and size < WRITE_BYTES:
                 piece.append(buffers.pop(0))
                 size += len(piece[-1])
-            await self._file.write(self._position, piece)
+            await self._file.write_back(self._position, piece)
             self._position += size
 
     async def finish(self, level: int, end_offset: Offset, rows: int) -> RunEntry:

@@ -26,6 +26,8 @@ RELEASE_MODE = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, linux/falloc.h."""
 _RELEASE_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
+_SYNC_FILE_RANGE_WRITE_AND_WAIT = 7  # with SYNC_FILE_RANGE_WAIT_BEFORE and SYNC_FILE_RANGE_WAIT_AFTER
+_WRITE_BACK_UNSUPPORTED = (errno.EINVAL, errno.ESPIPE, errno.EOPNOTSUPP, errno.ENOSYS)
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _libc = ctypes.CDLL(None, use_errno=True)  # its calls let go of the interpreter's lock
 
@@ -215,6 +217,27 @@ def begin_write_back(fd: int, start: int, end: int) -> None:
     first, length = whole_pages(start, end)
     if length:
         _libc.sync_file_range(fd, ctypes.c_int64(first), ctypes.c_int64(length), _SYNC_FILE_RANGE_WRITE)
+
+
+def write_back(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
+    """Returns once the disk has taken the whole pages of these bytes; at once where the file system cannot
+    wait for that. OSError also for a page that it could not take: the kernel tells of that once."""
+    write_fully(fd, offset, buffers)
+    first, length = whole_pages(offset, offset + length_of(buffers))
+
+    def wait() -> int:
+        flags = _SYNC_FILE_RANGE_WRITE_AND_WAIT
+        if _libc.sync_file_range(fd, ctypes.c_int64(first), ctypes.c_int64(length), flags):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return 0
+
+    if length:
+        try:
+            _uninterrupted(wait)
+        except OSError as error:
+            if error.errno not in _WRITE_BACK_UNSUPPORTED:
+                raise
 
 
 def write_and_sync(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:

@@ -202,6 +202,9 @@ class ThreadFile:
     async def write(self, offset: int, data: Data) -> None:
         await self._run(system_calls.write_fully, self.descriptor(), offset, buffers_of(data))
 
+    async def write_back(self, offset: int, data: Data) -> None:
+        await self._run(system_calls.write_back, self.descriptor(), offset, buffers_of(data))
+
     def write_at_once(self, offset: int, data: Data) -> bool:
         return self._fd >= 0 and system_calls.write_resident(self._fd, offset, buffers_of(data))
 

@@ -75,6 +75,17 @@ class DiskSuite:
         assert await file.read(len(big), 5000) == b"".join(small)
         await file.close()
 
+    async def test_what_is_written_back_piece_by_piece_is_there(self, disk: Disk, root: str) -> None:
+        """Pieces that end inside a page, and nothing at all."""
+        file = await disk.open(f"{root}/a", create=True)
+        data = random.Random(6).randbytes(100_000)
+        for at in range(0, 100_000, 30_000):
+            await file.write_back(at, [data[at : at + 7], b"", data[at + 7 : at + 30_000]])
+        await file.write_back(100_000, [])
+        await file.sync()
+        assert await file.read(0, 200_000) == data
+        await file.close()
+
     async def test_empty_writes_change_nothing(self, disk: Disk, root: str) -> None:
         """No buffer, or empty ones, are no error and no growth."""
         file = await disk.open(f"{root}/a", create=True)

@@ -436,6 +436,10 @@ class MemoryFile:
         inode.durable_size = max(inode.durable_size, size)
         inode.lengths = [length for length in inode.lengths if length > inode.durable_size]
 
+    async def write_back(self, offset: int, data: Data) -> None:
+        """What the disk has without a sync, a crash may take all the same."""
+        await self.write(offset, data)
+
     async def write_and_sync(self, offset: int, data: Data) -> None:
         await self.write(offset, data)
         await self.sync()

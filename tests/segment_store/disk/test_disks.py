@@ -1,6 +1,7 @@
 """The conformance suite over the three disks, and what is particular to each."""
 
 import asyncio
+import ctypes
 import errno
 import gc
 import logging
@@ -343,6 +344,36 @@ async def test_beginning_to_write_back_is_only_advice(tmp_path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR)
     system_calls.begin_write_back(descriptor, 100, 2**16)
     os.close(descriptor)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EOPNOTSUPP, errno.EINVAL])
+async def test_an_error_of_a_write_back_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """By the write itself, since no later sync tells of it; where the call is unknown nothing is waited
+    for. One that is interrupted is made again."""
+    disk, calls = ThreadDisk(), list[tuple[int, int]]()
+
+    class System:
+        @staticmethod
+        def sync_file_range(_fd: int, start: ctypes.c_int64, length: ctypes.c_int64, _flags: int) -> int:
+            calls.append((start.value, length.value))
+            ctypes.set_errno(errno.EINTR if len(calls) == 1 else code)
+            return -1
+
+    monkeypatch.setattr(system_calls, "_libc", System)
+    file = await disk.open(str(tmp_path / "a"), create=True)
+    await file.write_back(0, b"x" * 4095)
+    assert calls == []
+    if code in (errno.EIO, errno.ENOSPC):
+        with pytest.raises(OSError, match=os.strerror(code)):
+            await file.write_back(5_000, b"y" * 10_000)
+    else:
+        await file.write_back(5_000, b"y" * 10_000)
+    assert calls == [(4096, 8192)] * 2
+    assert await file.size() == 15_000
+    await file.close()
+    await disk.close()
 
 
 def test_pieces_are_the_same_bytes() -> None:
