@@ -116,8 +116,10 @@ class EventSources:
         """Compare, for those groups only that may have changed."""
         dirty = routes.take_changed() | self._unnamed
         live = self._roster.live_agents()
-        for agent in live ^ self._live:
-            dirty.update(claim.group for claim in routes.claims_of(agent))
+        if changed := live ^ self._live:
+            dirty.update(claim.group for agent in changed for claim in routes.claims_of(agent))
+            # One that dies early is known as a voter by the leader's claim alone.
+            dirty.update(group for group, told in self._groups.items() if not changed.isdisjoint(told.voters))
         self._live = live
         self._unnamed = set()
         for group in sorted(dirty):

@@ -114,6 +114,21 @@ def claims(agent: str, number: int, *, role: str, term: int, leader: str | None,
     return Delta(agent, "r", number - 1, number, number, False, ((group, claim),))
 
 
+def test_a_voter_that_said_nothing_before_it_died_is_missed() -> None:
+    """The leader's claim names it."""
+    _, roster, told_by, routes = sources()
+    group = GroupId(TOPIC, 0)
+    routes.apply(claims("c", 1, role="leader", term=1, leader="c", group=group))
+    told_by.look(routes, CATALOG)
+    assert told_by.news.under_replicated == 0
+    roster.live = frozenset({"b", "c"})
+    told_by.look(routes, CATALOG)
+    assert told_by.news.under_replicated == 1
+    roster.live = frozenset({"a", "b", "c"})
+    told_by.look(routes, CATALOG)
+    assert told_by.news.under_replicated == 0
+
+
 def test_members_are_told_but_not_their_progress() -> None:
     """Joined, suspected, back, failed; tags that gossip changes every second are no event, others are; other
     clusters and contested names are nobody's business here."""
