@@ -59,7 +59,9 @@ class AsyncClient(AdminClient):
         self._sender_opens = asyncio.Lock()
         self._open_producers: set[AsyncProducer] = set()
         """Kept until they are closed: their records are delivered, also if nobody has the producer."""
-        self._consumers: WeakSet[AsyncConsumer | AsyncSubscription | AsyncTableWatch] = WeakSet()
+        self._open_subscriptions: set[AsyncSubscription] = set()
+        """Likewise: a loop that was left has words to say, and messages to give back."""
+        self._consumers: WeakSet[AsyncConsumer | AsyncTableWatch] = WeakSet()
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.close(flush=kind is None)
@@ -73,7 +75,7 @@ class AsyncClient(AdminClient):
         finally:
             for producer in list(self._open_producers):
                 await producer.abort()
-            for consumer in list(self._consumers):
+            for consumer in [*self._open_subscriptions, *self._consumers]:
                 await consumer.close()
             self.senders.clear()
             await super().close()
@@ -164,9 +166,7 @@ class AsyncClient(AdminClient):
         """A consumer of a group: its messages are shared out among its consumers, acknowledged one by one,
         and come again where one fails. A group that does not exist is made. It opens when it is first read,
         or in an `async with` block, which also closes it; so does `close` of the client."""
-        subscription = AsyncSubscription(self._cluster, topic, group, **options)
-        self._consumers.add(subscription)
-        return subscription
+        return AsyncSubscription(self._cluster, topic, group, self._open_subscriptions, **options)
 
     def table(self, topic: str, *, local: bool = False) -> AsyncTable:
         """A topic of kind table as a mapping: `await client.table("users").get("ada")`. With `local` the

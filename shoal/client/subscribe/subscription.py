@@ -65,8 +65,17 @@ class AsyncSubscription(LiveObject):
     extended.
     """
 
-    def __init__(self, cluster: Cluster, topic: str, group: str, **options: Unpack[SubscribeOptions]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        group: str,
+        opened: set[AsyncSubscription],
+        **options: Unpack[SubscribeOptions],
+    ) -> None:
+        """`opened`: of the client, which closes them in the end."""
         self.is_open = False
+        self._opened = opened
         self._options = options
         self._closed = False
         self._gone = asyncio.Event()
@@ -145,6 +154,7 @@ class AsyncSubscription(LiveObject):
         )
         self._ledger.order = MessageOrder(document["mode"])
         self.is_open = True
+        self._opened.add(self)
         self._loop = asyncio.get_running_loop()
         self._tasks = {
             "receive": asyncio.create_task(self._receive_on()),
@@ -170,6 +180,7 @@ class AsyncSubscription(LiveObject):
             logger.warning("%s: the last words were not heard: %s", self, str(error) or "no answer")
         finally:
             self.is_open = False
+            self._opened.discard(self)
             self._gone.set()
             await self._stop(*self._tasks)
             await self._pollers.wake()

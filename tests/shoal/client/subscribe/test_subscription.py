@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -121,6 +122,25 @@ async def test_a_name_that_no_path_holds_is_no_consumers(client: AsyncClient, na
     with pytest.raises(ShoalError, match="is no consumer's name: use 1 to 128 printable"):
         client.subscribe("t", group="g", consumer=name)
     assert client.subscribe("t", group="g", consumer=None).consumer.count("-") >= 2
+
+
+async def test_a_subscription_that_nobody_holds_ends_with_its_client(
+    cluster: FakeCluster, groups: FakeGroups, client: AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its ack is said, and no task of it is collected as garbage in the midst."""
+    fill(cluster, 1)
+    async for message in client.subscribe("t", group="g"):
+        message.ack()
+        break
+    del message  # it knows its subscription
+    await until(lambda: undone(groups) == 0)
+    for _ in range(30):
+        await asyncio.sleep(0.01)
+        gc.collect()
+    assert "destroyed" not in caplog.text
+    (left,) = client._open_subscriptions
+    await client.close()
+    assert not left.is_open
 
 
 async def test_a_loop_that_is_left_outside_of_a_block_gives_its_message_back(
