@@ -12,11 +12,8 @@ import pytest
 
 from shoal.agent.levels import Level, LevelRange
 from tests.agent.agents import Agents, Running, agents_in
-from tests.agent.topics.table_level import table_level
 
 FIVE = LevelRange(Level(1), Level(5))
-__all__ = ["table_level"]
-pytestmark = pytest.mark.usefixtures("table_level")
 
 
 @pytest.fixture
