@@ -112,7 +112,7 @@ class TableKeeper(ReplicaObserver):
             await asyncio.sleep(MENDING_MS / 1_000)
 
     async def _progress(self, deadline_ms: int) -> None:
-        """Return when the view has taken more, or the role has changed."""
+        """Return when more entries have passed the view, or the role has changed."""
         remaining_ms = deadline_ms - self._replica.host.clock.now_ms()
         if remaining_ms <= 0:
             raise ShoalError("not-ready", "the view here has not taken all entries yet")
@@ -120,7 +120,7 @@ class TableKeeper(ReplicaObserver):
             raise ShoalError("overloaded", f"{MAX_WAITING} requests wait for the rows of this partition")
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)
-        self._table.view.on_applied = self.role_changed
+        self._applier.on_applied = self.role_changed
         try:
             await asyncio.wait((waiting,), timeout=remaining_ms / 1_000)
         finally:

@@ -7,6 +7,7 @@ ones. Frames are read from the log asynchronously.
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.plan import StateMachine
@@ -34,6 +35,8 @@ class Applier(ReplicaObserver):
         self._task: asyncio.Task[None] | None = None
         self._begun = False
         self.applied_index = LogIndex(replica.log.first_index - 1)
+        self.on_applied: Callable[[], None] | None = None
+        """Called once after the next entries were passed, those that are not the machine's too."""
 
     def committed(self) -> None:
         self._wake.set()
@@ -81,7 +84,13 @@ class Applier(ReplicaObserver):
                     self.machine.apply(frame)
                 self.applied_index = frame.stamp.index
             self._begun = True
-            replica.applied(self.applied_index)
+            self._passed()
+
+    def _passed(self) -> None:
+        self._replica.applied(self.applied_index)
+        if self.on_applied is not None:
+            tell, self.on_applied = self.on_applied, None
+            tell()
 
     async def _skip(self) -> bool:
         """Go on to where the state ends; whether there is something to look at again. Only what is committed
@@ -93,7 +102,7 @@ class Applier(ReplicaObserver):
             return True
         if known >= committed.end_offset:
             self.applied_index = committed.last_index
-            self._replica.applied(self.applied_index)
+            self._passed()
             return True
         if known > log.start_offset:
             try:

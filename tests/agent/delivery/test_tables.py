@@ -26,11 +26,12 @@ from shoal.agent.views.merge_plan import runs_to_merge
 from shoal.agent.views.upkeep import view_set
 from shoal.agent.views.view import ViewLimits
 from shoal.errors import ShoalError
-from shoal.format.batch import Offset, ProducerStamp, message_from_batch
+from shoal.format.batch import Kind, Offset, ProducerStamp, message_from_batch
 from shoal.format.records import RecordColumns, columns_to_batch
+from shoal.segment_store import LogConfig
 from tests.agent.harness import GROUP, RAFT, Cluster, Node
 from tests.agent.linearizability import Operation, is_linearizable, register_outcome
-from tests.agent.memory_cluster import memory_cluster
+from tests.agent.memory_cluster import SMALL, memory_cluster
 
 ABSENT = Condition(if_absent=True)
 T = TypeVar("T")
@@ -44,9 +45,11 @@ def runs_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view_set, "TROUBLE_MS", 50)
 
 
-def table_cluster(seed: int = 1, *, patient: bool = True) -> tuple[Cluster, dict[str, MemoryDisk]]:
+def table_cluster(
+    seed: int = 1, *, patient: bool = True, log_config: LogConfig = SMALL
+) -> tuple[Cluster, dict[str, MemoryDisk]]:
     """Replicas that keep views by key, with their disks. `patient`: a leader stays one on a busy machine."""
-    cluster, disks = memory_cluster(seed=seed)
+    cluster, disks = memory_cluster(seed=seed, log_config=log_config)
     for node in cluster.nodes:
         node.raft_config = replace(RAFT, election_timeout_ms=1_500, quiet_after_ms=2_000) if patient else RAFT
     cluster.plan_options = {"view": ViewKind.TABLE, "retention": Retention(size_bytes=20_000)}
@@ -335,6 +338,26 @@ async def test_a_view_that_lags_holds_gets_and_conditions_back() -> None:
         row, _ = await get(leader, b"k")
         assert row is not None
         assert row.value == b"2"
+
+
+async def test_a_condition_waits_for_no_record_behind_entries_that_have_none() -> None:
+    """Entries without records that the log alone has, as after a restart: the put goes on as soon as they are
+    committed, though nobody else writes."""
+    cluster, _ = table_cluster(seed=11, log_config=replace(SMALL, tail_cache_bytes=0))
+    async with cluster:
+        await put(cluster, b"k", b"1")
+        leader = await cluster.leader()
+        replica, links = leader.host.replica(GROUP), leader.links
+        leader.cut_off()
+        for _ in range(2):  # the last one stays in memory
+            replica.propose_control(Kind.NOOP, b"")
+            await until(lambda: replica.log.synced_index == replica.state.tail.last_index)
+        putting = asyncio.create_task(put(leader, b"k", b"2", ABSENT))
+        await until(lambda: bool(keeper_of(leader)._waiting))
+        del links.send_control, links.send_bulk, links.frame
+        with pytest.raises(ShoalError, match="precondition-failed") as caught:
+            await asyncio.wait_for(putting, 3)
+        assert caught.value.extra == {"current": 0}
 
 
 @pytest.mark.parametrize("seed", [10])
