@@ -43,8 +43,11 @@ NEMESIS_CHUNK_SECONDS = 120.0  # of one start of agents: each chunk has a seed o
 NEMESIS_LOADS = {
     "appends": ("--batch", "300"),
     "groups": ("--workload", "groups", "--batch", "3", "--pause-ms", "200"),
+    "tables": ("--workload", "tables", "--pause-ms", "100"),
 }
 """Consumers of three groups work on each message for some 50 ms: more would wait for ever."""
+NEMESIS_RECORDS = {"appends": "acknowledged", "groups": "done", "tables": "rows"}
+"""What a campaign counts as its records."""
 
 
 @dataclasses.dataclass
@@ -94,7 +97,7 @@ def nemesis(
     outcome: Outcome, deadline: float, bar: terminal.Bar, started: float, fault: str, workload: str
 ) -> None:
     """Real agents under one kind of fault, started anew for every chunk of time. Of groups every message that
-    was done counts as a record."""
+    was done counts as a record, of tables each request about a row with a known outcome."""
     program = str(environment.ROOT / "tests" / "cluster" / "nemesis.py")
     paths = [str(environment.ROOT), str(environment.ROOT / "tests" / "cluster")]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -110,12 +113,11 @@ def nemesis(
         except (IndexError, ValueError):
             report = {
                 "faults": 0,
-                "acknowledged": 0,
-                "done": 0,
+                NEMESIS_RECORDS[workload]: 0,
                 "anomalies": [done.stderr[-FINDING_CHARACTERS_MAX:]],
             }
         outcome.faults += report["faults"]
-        outcome.records += report["done" if workload == "groups" else "acknowledged"]
+        outcome.records += report[NEMESIS_RECORDS[workload]]
         for anomaly in report["anomalies"]:
             outcome.findings.append(f"seed {outcome.next_seed}: {anomaly}"[:FINDING_CHARACTERS_MAX])
             print(f"seed {outcome.next_seed}: {anomaly}", flush=True)

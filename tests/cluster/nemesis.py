@@ -27,8 +27,10 @@ from group_work import SETTINGS, GroupWork, NotInTime, settings_of
 from log_clients import Connections, NoAnswer, Producer, Reader, Workload, now_s, read_all
 from log_history import Checker, FinalLog, History, Partition
 from nemesis_hosts import Host, Hosts, isolated
+from table_work import TableClient, TableRun
 
 TOPIC = "events"
+TABLE = "rows"
 PARTITIONS = 3
 CALM_S = 1.0
 """Before the first fault, and between two."""
@@ -38,9 +40,11 @@ CLIENTS_END_S = 90.0
 CREATE_ATTEMPTS = 60
 DRAIN_LIMIT_S = 120.0
 CONSUMER_PAUSE_S = 0.03
+ROW_CLIENTS = 6
 DEEDS: tuple[Deed, ...] = ("redrive", "redrive", "redrive", "pause", "seek")
 """Seeks give most messages again: there are fewer of them."""
 INSIDE = "SHOAL_NEMESIS_INSIDE"
+Client = Producer | Reader | GroupConsumer | GroupOperator | TableClient
 SEGMENT_HEADER_BYTES = 1_024
 RESERVE_BYTES = 48 * 2**20
 """What a disk that is filled up has left."""
@@ -50,7 +54,8 @@ FILL_BYTES = 2**20
 
 @dataclass
 class Report:
-    """What one run did. Messages of groups: `delivered` with repetitions, `done` by acts that name them."""
+    """What one run did. Messages of groups: `delivered` with repetitions, `done` by acts that name them.
+    `rows`: requests about rows of the table whose outcome is known."""
 
     fault: str
     seed: int
@@ -61,6 +66,9 @@ class Report:
     delivered: int = 0
     done: int = 0
     letters: int = 0
+    rows: int = 0
+    scans: int = 0
+    watched: int = 0
     served_after_s: float = 0.0
     anomalies: list[str] = field(default_factory=list)
 
@@ -259,7 +267,10 @@ class Run:
         self._work = Workload(self._history, lambda: [host.http for host in hosts.all], self._rng)
         self._faults = Faults(hosts, random.Random(options.seed + 1))
         self._groups: GroupWork | None = None
-        if options.workload == "groups":
+        self._table: TableRun | None = None
+        if "tables" in options.workload:
+            self._table = TableRun(self._work, TABLE, PARTITIONS, limit_s=DRAIN_LIMIT_S)
+        if "groups" in options.workload:
             self._groups = GroupWork(
                 self._work,
                 TOPIC,
@@ -271,7 +282,9 @@ class Run:
 
     async def run(self) -> None:
         """Clients and faults until the time is up, then peace, and the verdict."""
-        await self._create()
+        await self._create(TOPIC, {})
+        if self._table is not None:
+            await self._create(TABLE, {"kind": "table"})
         if self._groups is not None:
             await self._groups.create()
         clients = [asyncio.create_task(client.run()) for client in self._clients()]
@@ -292,6 +305,8 @@ class Run:
         await self._read_everything()
         if self._groups is not None:
             self._judge_groups(self._groups)
+        if self._table is not None:
+            await self._judge_table(self._table)
         self.report.acknowledged = self._history.acknowledged_records
         self.report.reads = len(self._history.polls)
         self.report.anomalies += [str(anomaly) for anomaly in Checker(self._history).anomalies()]
@@ -305,13 +320,19 @@ class Run:
         self.report.done = groups.history.acknowledged_messages
         self.report.letters = len(groups.history.letters)
 
-    async def _create(self) -> None:
+    async def _judge_table(self, table: TableRun) -> None:
+        found = await table.finish([host.http for host in self._hosts.all])
+        self.report.anomalies += map(str, found)
+        self.report.rows, self.report.scans = table.known_acts, len(table.history.scans)
+        self.report.watched = sum(len(watch.changes) for watch in table.history.watches)
+
+    async def _create(self, topic: str, settings: dict[str, Any]) -> None:
         connections = Connections()
         for _ in range(CREATE_ATTEMPTS):
             try:
                 body = {"partitions": PARTITIONS, "replication_factor": 3, "segment": {"bytes": 1 << 20}}
                 answer = await connections.request(
-                    self._work.some_agent(), "PUT", f"/v1/topics/{TOPIC}", body
+                    self._work.some_agent(), "PUT", f"/v1/topics/{topic}", body | settings
                 )
             except NoAnswer:
                 await asyncio.sleep(0.5)
@@ -320,11 +341,13 @@ class Run:
                 connections.close()
                 return
             await asyncio.sleep(0.5)
-        raise RuntimeError("the topic cannot be created")
+        raise RuntimeError(f"the topic {topic} cannot be created")
 
-    def _clients(self) -> list[Producer | Reader | GroupConsumer | GroupOperator]:
-        clients: list[Producer | Reader | GroupConsumer | GroupOperator] = []
+    def _clients(self) -> list[Client]:
+        clients: list[Client] = []
         kind = Producer
+        if self._table is not None:
+            clients += self._table.clients(ROW_CLIENTS, self._options.pause_ms / 1_000)
         if self._groups is not None:
             kind = KeyProducer
             clients += self._groups.clients(DEEDS, CONSUMER_PAUSE_S)
@@ -388,7 +411,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="nemesis.py", description=__doc__)
     parser.add_argument("--fault", choices=FAULTS, nargs="+", required=True)
-    parser.add_argument("--workload", choices=("appends", "groups"), default="appends")
+    parser.add_argument("--workload", choices=("appends", "groups", "tables"), nargs="+", default=["appends"])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hosts", type=int, default=3)

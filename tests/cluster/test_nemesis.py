@@ -49,14 +49,16 @@ def test_real_agents_survive_a_nemesis(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 40)
-def test_groups_survive_a_nemesis(tmp_path: pathlib.Path) -> None:
-    """Consumers of all modes and an operator beside the others: each message is done once, in its order, or
-    has one letter."""
-    load = ["--workload", "groups", "--batch", "3", "--pause-ms", str(GROUPS_PAUSE_MS)]
+def test_groups_and_tables_survive_a_nemesis(tmp_path: pathlib.Path) -> None:
+    """Consumers of all modes, an operator and clients of a table beside the others: each message is done
+    once, in its order, or has one letter, and each key is linearizable."""
+    load = ["--workload", "groups", "tables", "--batch", "3", "--pause-ms", str(GROUPS_PAUSE_MS)]
     report = report_of(tmp_path, GROUPS_SECONDS, "--seed", "2", *load, "--fault", *GROUPS_FAULTS)
     assert report["faults"] >= 1
     assert report["delivered"] > report["done"] > 50
     assert report["letters"] > 0
+    assert report["rows"] > 50
+    assert report["watched"] > 10
 
 
 def report_of(directory: pathlib.Path, seconds: int, *options: str) -> dict[str, Any]:
