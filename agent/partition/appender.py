@@ -81,17 +81,20 @@ class Appender(ReplicaObserver):
             replica.host.schedule(replica)
 
     def check_keys(self, records: RecordColumns | Sequence[Message]) -> None:
-        """Every record of a table has a key. Raises ShoalError."""
+        """Every record of a table has a key, of a byte at least. Raises ShoalError."""
         if isinstance(records, RecordColumns):
             lacking = None in records.keys
-            longest = max((len(key) for key in records.keys if key is not None), default=0)
+            lengths = [len(key) for key in records.keys if key is not None]
         else:
             keys = [_batch_of(message, self._replica.plan.schema).column(KEY_COLUMN) for message in records]
             lacking = any(column.null_count for column in keys)
-            longest = max(pc.max(pc.binary_length(column)).as_py() or 0 for column in keys)
+            bounds = [pc.min_max(pc.binary_length(column)).as_py() for column in keys]
+            lengths = [bound[end] for bound in bounds for end in ("min", "max") if bound[end] is not None]
         if lacking:
             raise ShoalError("bad-request", "every record of a table has a key, and one has none here")
-        if longest > MAX_TABLE_KEY_BYTES:
+        if 0 in lengths:
+            raise ShoalError("bad-request", "a key is empty here: a row has a key of a byte at least")
+        if (longest := max(lengths, default=0)) > MAX_TABLE_KEY_BYTES:
             raise ShoalError("too-large", f"a key of {longest} bytes, more than {MAX_TABLE_KEY_BYTES}")
 
     def append_now(self, submission: Submission, deadline_ms: int, answer: Answer) -> None:

@@ -77,9 +77,12 @@ async def test_rows_are_put_read_compared_and_deleted_at_any_agent_and_outlive_t
     expected = [f"k{number:02d}" for number in range(30) if number != 8]
     assert await keys_of(three[2]) == expected
     assert await keys_of(three[0], prefix="k1") == [key for key in expected if key.startswith("k1")]
-    for path, body in (("/v1/topics/t/records", b"no key"), ("/v1/topics/t/records", {"records": [{}]})):
-        status, problem = await three[0].call("POST", path, body)
-        assert status == 400, problem
+    for body, refused in (
+        (b"no key", 400), ({"records": [{}]}, 400), ({"records": [{"key": "", "value": "v"}]}, 400),
+        ({"records": [{"key": "k" * 65_536, "value": "v"}]}, 413),
+    ):  # fmt: skip
+        status, problem = await three[0].call("POST", "/v1/topics/t/records", body)
+        assert status == refused, problem
     for running in three:
         await running.crash()
     first = agents.start("a0", FIVE, expect=3)

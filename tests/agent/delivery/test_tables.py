@@ -191,10 +191,13 @@ async def test_a_repeated_put_gets_the_first_answer() -> None:
 
 @pytest.mark.parametrize("form", ["columns", "batch"])
 async def test_a_record_without_a_key_is_refused_in_every_form(form: str) -> None:
-    """And one whose key is too long; an empty key is one. Nothing is stored of what is refused."""
+    """And one whose key is empty, or too long. Nothing is stored of what is refused."""
     cluster, _ = table_cluster(seed=5)
     async with cluster:
-        for key, code in ((None, "bad-request"), (b"k" * 65_536, "too-large"), (b"", None)):
+        for key, code in (
+            (None, "bad-request"), (b"", "bad-request"), (b"k" * 65_536, "too-large"),
+            (b"k" * 2**20, "too-large"), (b"k" * 65_535, None),
+        ):  # fmt: skip
             columns = RecordColumns([None] * 2, [b"a", key], [b"1", b"2"], [None] * 2)
             records = columns if form == "columns" else [message_from_batch(columns_to_batch(columns, 1))]
             submission = Submission.of(records, timeout_ms=2_000)
