@@ -68,8 +68,10 @@ class GroupAdmin(TopicService):
         entry = self._parts().topics.by_id(topic.id)
         if entry is None:
             raise ShoalError("unknown-topic", f"topic {topic.name} was deleted")
-        check_group_name(topic.name, name)
-        return _found(entry, name)
+        found = entry.group(name)
+        if found is None:
+            check_group_name(topic.name, name)
+        return found or _found(entry, name)
 
     # ---- at the catalog's leader -----------------------------------------------------------------
 

@@ -134,26 +134,26 @@ async def _make_json(call: Call, answered: Answered, holding: AnswerReservation)
         partition, granted.delivery, head.encode(), format_time(granted.time_us).encode(),
     )  # fmt: skip
     tail = b'],"reason":null,"acked":%b}\n' % json_bytes(acked.document())
-    writer, style = RowWriter(), Style("text", "record", b'{"partition":%d,' % partition)
-    texts: Iterable[Iterable[bytes]]
+    headers = _common_headers(target, acked)
     few = _few_texts(call, granted)
     if few is None:
+        writer, style = RowWriter(), Style("text", "record", b'{"partition":%d,' % partition)
         ahead = _rows_ahead(call, granted)
         rows, read = await _rows(call, answered, holding, ahead)
         if ahead and granted.log is not None and holding.size_bytes <= KEPT_ROWS_BYTES:
             first = granted.delivered[0].range.first
             call.context.recent_texts.keep(granted.log, first, short_texts(read, first, style))
             few = _few_texts(call, granted)
-    if few is None:
-        texts = (
-            _with_receipt(text, _ending(attempt, receipt_of(head, offset, due_us)))
-            for piece, attempt, due_us in rows
-            for offset, text in enumerate(writer.texts(piece, style), piece.base_offset)
-        )
-    else:
-        texts = [(text[:-1] + _ending(attempt, receipt_of(head, offset)),) for offset, attempt, text in few]
+    if few is not None:  # at most KEPT_TEXT_BYTES of texts
+        made = [text[:-1] + _ending(attempt, receipt_of(head, offset)) for offset, attempt, text in few]
+        return Made(JSON_TYPE, headers, [b"".join((opening, b",".join(made), tail))])
+    texts = (
+        _with_receipt(text, _ending(attempt, receipt_of(head, offset, due_us)))
+        for piece, attempt, due_us in rows
+        for offset, text in enumerate(writer.texts(piece, style), piece.base_offset)
+    )
     pieces = writer.pieces(_listed(opening, texts, tail))
-    return Made(JSON_TYPE, _common_headers(target, acked), pieces, holding.size_bytes)
+    return Made(JSON_TYPE, headers, pieces, holding.size_bytes)
 
 
 def _ending(attempt: int, receipt: str) -> bytes:
