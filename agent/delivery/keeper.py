@@ -147,7 +147,9 @@ class GroupKeeper(GroupInspection, ReplicaObserver):
             self._times.add(now_ms + GROUP_KNOWN_MS, request)
         if isinstance(request, WaitingRequest) and request.until_ms < request.deadline_ms:
             self._times.add(request.until_ms, request)
-        self._wake()
+        agenda, syncs = self._replica.agenda, self._replica.core.stable_index < self._last_entry
+        if not (syncs and agenda.groups_wait and (agenda.groups_ms or 0) <= now_ms + AGAIN_MS):
+            self._wake()  # else the end of the sync under way brings the turn, or the agenda before long
         try:
             return await request.answer
         finally:

@@ -285,7 +285,7 @@ class Reader(ReplicaObserver):
         except StoreError as error:
             raise ShoalError("internal", f"the log cannot be read: {error}") from error
         head, _ = parse_stamp(frames[0], 0)
-        tail, _ = parse_stamp(frames[-1], 0)
+        tail = head if len(frames) == 1 else parse_stamp(frames[-1], 0)[0]
         next_offset = Offset(tail.base_offset + tail.record_count)
         return self._found(frames, head.base_offset, next_offset, None, began_ns)
 

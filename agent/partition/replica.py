@@ -430,6 +430,8 @@ class Replica:
         for message in ready.messages:
             self._send(message)
         if frames:  # the disk works while whoever waited for earlier entries is answered
+            if ready.commit_index is not None and len(self.waiting):
+                self.log.crowd()
             self.disk.submit(ready, frames)
         if ready.commit_index is not None:
             self._commit(ready.commit_index)

@@ -87,6 +87,9 @@ class Disk(Protocol):
     """Makes a call before long, never within this one: in the next round of the event loop, unless the disk's
     user has an earlier place for it."""
 
+    def crowd(self) -> None:
+        """Others wait for the event loop than those who wait for the next syncs: these are not to hold it."""
+
     async def open(self, path: str, *, create: bool = False) -> File: ...
     async def list(self, directory: str) -> list[str]:
         """Names in the directory, sorted; empty when there is no such directory."""

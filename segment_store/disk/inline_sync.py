@@ -55,7 +55,7 @@ class QuickSyncs:
         return False
 
     def crowd(self) -> None:
-        """Something was asked for while a sync was under way."""
+        """Something was asked for while a sync was under way, or waits for the event loop."""
         self._alone = self._crowded = 0
 
     def ended(self, began_us: int, now_us: int, *, in_call: bool) -> None:

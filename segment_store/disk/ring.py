@@ -195,6 +195,10 @@ class RingDisk(ThreadDisk):
         if self._unsubmitted:
             self._submit()
 
+    def crowd(self) -> None:
+        """See Disk."""
+        self._quick_syncs.crowd()
+
     def _write_in_call(self, operation: Operation, began_us: int) -> None:
         """With the results that a pair's completions would bring."""
         try:

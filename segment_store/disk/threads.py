@@ -90,6 +90,9 @@ class ThreadDisk:
         call = functools.partial(function, *args, **kwargs)
         return asyncio.get_running_loop().run_in_executor(self._executor, call)
 
+    def crowd(self) -> None:
+        """See Disk: a thread's sync never holds the loop."""
+
     def read_resident(self, fd: int, offset: int, buffer: memoryview) -> int:
         """Copy from the page cache as many bytes as it has. The way through a ring or a thread would cost
         several times the copy."""

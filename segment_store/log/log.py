@@ -287,6 +287,10 @@ class PartitionLog:
         else:
             answer(None)
 
+    def crowd(self) -> None:
+        """See Disk: others wait for the event loop than those who wait for the next appends."""
+        self._files.disk.crowd()
+
     def _check_frames(self, frames: Sequence[Frame]) -> Chain:
         """The chain behind the frames; nothing has changed yet."""
         chain = self._chain

@@ -148,6 +148,8 @@ class MemoryDisk:
         self._durable_names: dict[str, _Inode] = {}
         self._directories: set[str] = {"", "/", "."}
         self._changes: dict[str, list[Callable[[], None]]] = {}
+        self.crowded = 0
+        """How often others were said to wait for the loop."""
 
     # ---- faults
 
@@ -252,6 +254,10 @@ class MemoryDisk:
 
     def _unlink(self, path: str) -> None:
         self._durable_names.pop(path, None)
+
+    def crowd(self) -> None:
+        """See Disk: no sync here holds the loop."""
+        self.crowded += 1
 
     async def open(self, path: str, *, create: bool = False) -> File:
         await self.begin("open", path)

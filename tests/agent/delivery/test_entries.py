@@ -11,6 +11,7 @@ from waiting import until
 from shoal.agent.delivery import entry_turn
 from shoal.agent.delivery.keeper import GroupKeeper
 from shoal.agent.delivery.led_groups import LedGroups
+from shoal.agent.delivery.queued import ConsumerRequest
 from shoal.agent.groups.entry import Begin, Deliver, decode_entry
 from shoal.agent.groups.fold import GroupFold
 from shoal.agent.groups.leader.group_leader import GroupLeader
@@ -89,6 +90,33 @@ async def test_a_record_and_the_entry_that_gives_it_to_one_who_waits_are_committ
         assert attempts(granted) == {1: 1}
         assert entry_of(granted.delivery) == last_index + 3
         assert commits == [last_index + 3]
+
+
+async def test_no_sync_holds_the_loop_while_another_consumer_waits_for_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its entry is committed when the next one goes to the disk. A consumer alone waits for nothing else."""
+    cluster, disks = memory_cluster(count=1)
+    async with cluster:
+        consumers = await filled(cluster, 4)
+        await consumers.receive(wanted("a", 1))
+        node = await cluster.leader()
+        keeper, disk = node.host.keeper(GROUP), disks[node.agent_id]
+        before = disk.crowded
+        await consumers.receive(wanted("a", 1))
+        assert disk.crowded == before
+        propose, now_ms, meanwhile = keeper._propose, node.host.clock.now_ms(), list[ConsumerRequest]()
+
+        def proposed(*entry: Any) -> None:
+            propose(*entry)
+            if not meanwhile:
+                meanwhile.append(ConsumerRequest(KEY, wanted("b", 1), (), now_ms, 0, now_ms + 60_000))
+                keeper._queue.append(meanwhile[0])
+
+        monkeypatch.setattr(keeper, "_propose", proposed)
+        given = await consumers.receive(wanted("a", 1))
+        assert (offsets(given), offsets(await meanwhile[0].answer)) == ([2], [3])
+        assert disk.crowded == before + 1
 
 
 async def test_a_request_of_many_ranges_is_split_over_entries(monkeypatch: pytest.MonkeyPatch) -> None:

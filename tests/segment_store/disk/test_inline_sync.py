@@ -239,6 +239,25 @@ async def test_one_at_a_time_goes_past_the_ring_and_several_do_not(
     await disk.close()
 
 
+async def test_a_disk_that_is_told_of_others_goes_through_the_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next syncs have to prove the disk quick again, one by one."""
+    monkeypatch.setattr("shoal.segment_store.disk.inline_sync.QUICK_US", 10**9)
+    syncs = _count_syncs(monkeypatch)
+    disk = RingDisk()
+    file = await disk.open(str(tmp_path / "a"), create=True)
+    told: asyncio.Queue[BaseException | None] = asyncio.Queue()
+    for number in range(2 * ALONE_IN_A_ROW + 2):
+        if number == ALONE_IN_A_ROW:
+            disk.crowd()
+        assert len(syncs) == max(number - 2 * ALONE_IN_A_ROW, 0)
+        file.begin_write_and_sync(number, b"x", told.put_nowait)
+        assert await told.get() is None
+    await file.close()
+    await disk.close()
+
+
 def _count_syncs(monkeypatch: pytest.MonkeyPatch, error: int = 0) -> list[int]:
     """The syncs made in calls. With an error they fail."""
     syncs: list[int] = []
