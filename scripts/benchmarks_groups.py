@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import pathlib
+import secrets
 import signal
 import statistics
 import time
@@ -22,6 +23,7 @@ import bench_topics
 import cluster
 import group_load
 import load
+import redis_streams
 import terminal
 from bench_topics import ARROW, BATCH_RECORDS, RECORD_BYTES, post
 from row import Row
@@ -59,7 +61,7 @@ def rows(bench: Bench) -> list[Row]:
     """All of them."""
     return [
         *throughput(bench),
-        lone(bench),
+        *lone(bench),
         handed_over(bench),
         idle_group(bench),
         acknowledged(bench),
@@ -125,8 +127,9 @@ def throughput(bench: Bench) -> list[Row]:
     return found
 
 
-def lone(bench: Bench) -> Row:
-    """One message a request, with the ack of the one before, beside single-record POSTs."""
+def lone(bench: Bench) -> list[Row]:
+    """One message a request, with the ack of the one before, beside single-record POSTs, and beside Redis
+    Streams where they are installed."""
     numbers = itertools.count()
     with bench.agents(1) as agents:
         url = agents.agents[0].url
@@ -143,9 +146,21 @@ def lone(bench: Bench) -> Row:
         measured, floored = bench.alternate(
             ours, lambda: post(request, url, connections=LONE_CONSUMERS, requests=LONE_MESSAGES).per_second
         )
-    name = f"receive + ack, one a request, {LONE_CONSUMERS} consumers"
-    beside = f"single-record POSTs {floored:,.0f}/s"
-    return Row(name, f"{measured:,.0f} messages/s", beside, measured / floored, 0.20)
+        if redis_streams.is_installed():
+            measured_again, redis = bench.alternate(ours, lambda: _by_redis(bench))
+    name, said = f"receive + ack, one a request, {LONE_CONSUMERS} consumers", f"{measured:,.0f} messages/s"
+    found = [Row(name, said, f"single-record POSTs {floored:,.0f}/s", measured / floored, 0.20)]
+    if redis_streams.is_installed():
+        beside = f"Redis Streams, appendfsync always {redis:,.0f}/s"
+        found.append(Row(name, f"{measured_again:,.0f} messages/s", beside, measured_again / redis, None))
+    return found
+
+
+def _by_redis(bench: Bench) -> float:
+    with redis_streams.server(bench.directory / f"redis-{secrets.token_hex(4)}") as port:
+        asyncio.run(redis_streams.fill(port, b"bench", LONE_MESSAGES, b"x" * RECORD_BYTES))
+        work = redis_streams.consume(port, b"bench", consumers=LONE_CONSUMERS, messages=LONE_MESSAGES)
+        return asyncio.run(work)
 
 
 def handed_over(bench: Bench) -> Row:
