@@ -41,6 +41,7 @@ class RowOrder(ABC):
     def __init__(self, topic_schema: pa.Schema) -> None:
         self.topic_schema = topic_schema
         self.schema = pa.schema([_OFFSET, _APPEND_TIME, *topic_schema])
+        self.no_rows = one_batch((), self.schema)
         self._without_nulls = tuple(number for number, field in enumerate(self.schema) if not field.nullable)
 
     def rows_of(self, batch: pa.RecordBatch, stamp: Stamp) -> pa.RecordBatch:
@@ -168,6 +169,8 @@ def due_times(wished: Sequence[pa.Array], append_times_us: Sequence[int]) -> pa.
 
 def one_batch(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     """All rows in one batch."""
+    if len(batches) > 1:
+        batches = [batch for batch in batches if batch.num_rows] or batches[:1]
     if len(batches) == 1:
         return batches[0]
     return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=schema)

@@ -20,7 +20,7 @@ from shoal.agent.receive import DuePlace, Range
 from shoal.agent.views.due_places import FAR, DuePlaces, ranges_of
 from shoal.agent.views.memory_rows import TimerMemory
 from shoal.agent.views.row_order import TimerOrder, one_batch
-from shoal.agent.views.run_format import place_key
+from shoal.agent.views.run_format import place_key, place_of
 from shoal.agent.views.run_reader import SortedRun
 from shoal.agent.views.view import SortedView, ViewNotReady
 from shoal.segment_store.errors import Damaged
@@ -67,47 +67,60 @@ class TimerView:
     def due(self, after: DuePlace, until: DuePlace, limit: int) -> list[Range]:
         """At most `limit` records from the place `after` on and before `until`, ascending: none only if there
         are none, else perhaps fewer than there are. Raises ChunksMissing, ViewNotReady."""
-        with self.view.pinned() as runs:
-            self._check_held(runs, after, until)
-            sources = [part.between(after, until) for part in self._memory.parts()]
-            sources += [self._places(run, after, until) for run in runs]
-            found: list[tuple[int, int]] = []
-            try:
-                found.extend(islice(merge(*sources), min(limit, MAX_ROWS)))
-            except ChunksMissing:
-                if not found:
-                    raise
-            return ranges_of(found, MAX_RANGES)
+        runs = self.view.readable()
+        self._check_held(runs, after, until)
+        sources = [part.between(after, until) for part in self._memory.parts()]
+        sources += [self._places(run, after, until) for run in runs]
+        found: list[tuple[int, int]] = []
+        try:
+            found.extend(islice(merge(*sources), min(limit, MAX_ROWS)))
+        except ChunksMissing:
+            if not found:
+                raise
+        return ranges_of(found, MAX_RANGES)
 
     def nearest(self, after: DuePlace) -> DuePlace | None:
         """The first record at or behind the place; None if there is none. Raises ChunksMissing,
         ViewNotReady."""
-        with self.view.pinned() as runs:
-            self._check_held(runs, after, END)
-            found = [self._memory.nearest(after)]
-            for run in runs:
-                first = next(self._places(run, after, END), None)
-                found.append(None if first is None else DuePlace(*first))
+        found = [self._memory.nearest(after)]
+        missing: list[tuple[SortedRun, int]] = []
+        for run in self.view.readable():
+            number = run.index.holding(place_key(*after))
+            if number is not None:
+                held = self._held.get((run, number))
+                if held is None:
+                    missing.append((run, number))
+                    continue
+                self._held.move_to_end((run, number))
+                position = held.places.position(after)
+                if position < len(held.places):
+                    found.append(held.places.at(position))
+                    continue
+            behind = 0 if number is None else number + 1
+            if behind < len(run.index):
+                found.append(DuePlace(*place_of(run.index.keys[behind])))
+        if missing:
+            raise ChunksMissing(missing)
         return min((place for place in found if place is not None), default=None)
 
     def count(self, begin: DuePlace, end: DuePlace) -> int:
         """How many records lie from `begin` on and before `end`; off by less than a chunk of each run whose
         chunks are not in memory. Raises ViewNotReady."""
-        with self.view.pinned() as runs:
-            in_memory = sum(part.count(begin, end) for part in self._memory.parts())
-            return in_memory + sum(
-                max(self._rows_before(run, end) - self._rows_before(run, begin), 0) for run in runs
-            )
+        in_memory = sum(part.count(begin, end) for part in self._memory.parts())
+        return in_memory + sum(
+            max(self._rows_before(run, end) - self._rows_before(run, begin), 0)
+            for run in self.view.readable()
+        )
 
     def row_bytes(self, place: DuePlace) -> int | None:
         """About the bytes of the record there; None if no run has it. Raises ViewNotReady."""
-        with self.view.pinned() as runs:
-            at = _run_with(runs, place.offset)
-            number = None if at == len(runs) else runs[at].index.holding(place_key(*place))
-            if number is None:
-                return None
-            chunk = runs[at].index.chunk(number)
-            return max(chunk.length // chunk.rows, 1)
+        runs = self.view.readable()
+        at = _run_with(runs, place.offset)
+        number = None if at == len(runs) else runs[at].index.holding(place_key(*place))
+        if number is None:
+            return None
+        chunk = runs[at].index.chunk(number)
+        return max(chunk.length // chunk.rows, 1)
 
     def _check_held(self, runs: Sequence[SortedRun], after: DuePlace, until: DuePlace) -> None:
         """Raises ChunksMissing with the chunk of every run that a look begins with."""
@@ -163,9 +176,9 @@ class TimerView:
             raise ViewNotReady(str(damage)) from damage
 
     async def _rows(self, runs: Sequence[SortedRun], wanted: Range) -> pa.RecordBatch:
+        pieces: list[pa.RecordBatch] = []
         if not wanted.count:
-            return one_batch((), self._order.schema)
-        pieces = []
+            return self._order.no_rows
         behind = wanted.first + wanted.count
         for at in range(_run_with(runs, wanted.first), min(_run_with(runs, behind - 1) + 1, len(runs))):
             run = runs[at]
@@ -174,8 +187,9 @@ class TimerView:
                 if held is None:
                     held = _Held(self._order, await run.chunk(number))
                 first, stop = held.places.position(wanted.begin), held.places.position(wanted.end)
-                pieces.append(held.rows.slice(first, stop - first))
-        return one_batch(pieces, self._order.schema)
+                if first < stop:
+                    pieces.append(held.rows.slice(first, stop - first))
+        return one_batch(pieces or [self._order.no_rows], self._order.schema)
 
 
 def _run_with(runs: Sequence[SortedRun], offset: int) -> int:

@@ -157,14 +157,17 @@ class SortedView:
         """Whether a run should be made of the rows in memory."""
         return self.unsaved_bytes >= self.limits.run_bytes or self.memory.rows >= self.limits.run_rows
 
-    @contextmanager
-    def pinned(self) -> Iterator[tuple[SortedRun, ...]]:
+    def readable(self) -> tuple[SortedRun, ...]:
         """The runs, oldest first: each of the entries behind the one before, and memory of those behind all
-        of them. Their files stay until the block ends, also if they are merged meanwhile. Raises
-        ViewNotReady."""
+        of them. For a look that awaits nothing. Raises ViewNotReady."""
         if self.damage:
             raise ViewNotReady(f"{self.files.directory} is being mended: {next(iter(self.damage.values()))}")
-        runs = tuple(self._runs)
+        return tuple(self._runs)
+
+    @contextmanager
+    def pinned(self) -> Iterator[tuple[SortedRun, ...]]:
+        """As readable; their files stay until the block ends, also if they are merged meanwhile."""
+        runs = self.readable()
         for run in runs:
             self._pins[run] = self._pins.get(run, 0) + 1
         try:

@@ -57,6 +57,7 @@ async def test_the_view_gives_what_a_sorted_list_gives(seed: int) -> None:
         assert await desk.due(after, until) == desk.expected(after, until)
         nearest = await desk.look(lambda place=after: desk.timers.nearest(place))
         assert nearest == min(desk.expected(after), default=None)
+        await desk.look(lambda place=until: desk.timers.nearest(place))  # now the chunks of both are held
         assert desk.timers.count(after, until) == len(desk.expected(after, until))
     await desk.settle()
     assert max(entry.level for entry in desk.view.manifest.runs) >= 1
