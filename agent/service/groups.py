@@ -190,7 +190,9 @@ class GroupService(RecordService, GroupAdmin):
         with self._led_here(topic, partition) as (host, group_id):
             read = partial(self._parts().letters.read, group_id, group.name)
             found = await Redriver(host, read, group_id, group.key, timeout_ms).run(limit)
-        return {"partition": partition, "redriven": found.redriven, "copied": found.copied}
+        named = [{"partition": partition, **letter._asdict()} for letter in found.named]
+        numbers = {name: getattr(found, name) for name in ("redriven", "copied", "kept")}
+        return {"partition": partition, **numbers, "kept_letters": named}
 
     def present(
         self, topic: Topic, partition: int, group: Group, consumer: bytes, instance: bytes, name: str

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import pyarrow as pa
 
 from shoal.agent.delivery.keeper import GroupKeeper
+from shoal.agent.delivery.letter_sender import REFUSED
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.groups.entry import Free
 from shoal.agent.groups.letters import (
@@ -39,6 +40,8 @@ from shoal.format.timestamps import parse_time
 
 LETTERS_AT_ONCE: Final = 1_000
 """Freed by one entry."""
+KEPT_NAMED: Final = 16
+"""Letters that an answer names; `kept` counts all."""
 _OFFSETS_MAX: Final = 2**62
 
 
@@ -56,11 +59,22 @@ ReadLetters = Callable[[Offset], Awaitable[tuple[Offset, list[pa.RecordBatch]]]]
 """Batches of the dead letters' partition from an offset on, and where to go on. Raises ShoalError."""
 
 
+class KeptLetter(NamedTuple):
+    """A letter that cannot come again. `offset`: where its message was. `reason`: `lost`, since it has no
+    record. `trimmed`: of a table, whose row of today an old record would replace. Else the topic's error."""
+
+    offset: int
+    reason: str
+
+
 class Redriven(NamedTuple):
-    """`redriven`: letters that came again; `copied`: those of them that were appended anew."""
+    """`redriven`: letters that came again; `copied`: those of them that were appended anew. `kept`: letters
+    that were passed over; `named`: the first KEPT_NAMED of these."""
 
     redriven: int
     copied: int
+    kept: int
+    named: tuple[KeptLetter, ...]
 
 
 class StoredLetter(NamedTuple):
@@ -84,8 +98,9 @@ class Redriver:
         self._source = source
         self._key = key
         self._timeout_ms = timeout_ms
-        self._taken: list[StoredLetter] = []
-        self._redriven = self._copied = 0
+        self._taken: list[tuple[StoredLetter, str]] = []  # with the reason why one does not come again
+        self._redriven = self._copied = self._kept = 0
+        self._named: list[KeptLetter] = []
 
     async def run(self, limit: int | None) -> Redriven:
         """Let at most `limit` letters come again. Raises ShoalError: some may have come then, and a repeated
@@ -101,10 +116,10 @@ class Redriver:
                 if not last < letter.ordinal <= stored or left == 0:
                     continue
                 last = letter.ordinal
-                left = None if left is None else left - 1
-                await self._take(letter)
+                if await self._take(letter) and left is not None:
+                    left -= 1
         await self._flush()
-        return Redriven(self._redriven, self._copied)
+        return Redriven(self._redriven, self._copied, self._kept, tuple(self._named))
 
     def _keeper(self) -> GroupKeeper:
         return self._host.keeper(self._source, least_bytes=MIN_FREE_BYTES)
@@ -113,15 +128,21 @@ class Redriver:
         deadline_ms = self._host.clock.now_ms() + self._timeout_ms
         return await self._keeper().change(self._key, operation, deadline_ms)
 
-    async def _take(self, letter: StoredLetter) -> None:
-        if not letter.is_lost and not await self._is_there(letter):
-            await self._flush()
-            self._refuse_older_rows(letter)
-            await self._copy(letter)
-            return
-        self._taken.append(letter)
+    async def _take(self, letter: StoredLetter) -> bool:
+        """Whether the letter comes again."""
+        reason = "lost" if letter.is_lost else ""
+        if not reason and not await self._is_there(letter):
+            if self._host.replica(self._source).plan.view is ViewKind.TABLE:
+                reason = "trimmed"
+            else:
+                await self._flush()
+                reason = await self._copy(letter)
+                if not reason:
+                    return True
+        self._taken.append((letter, reason))
         if len(self._taken) >= LETTERS_AT_ONCE:
             await self._flush()
+        return not reason
 
     async def _is_there(self, letter: StoredLetter) -> bool:
         """Whether retention has left the message where it was."""
@@ -130,42 +151,41 @@ class Redriver:
         [rows] = await self._keeper().due_records([Range(letter.due_us, letter.offset, 1)])
         return bool(rows.num_rows)
 
-    def _refuse_older_rows(self, letter: StoredLetter) -> None:
-        """Appended anew, an old record of a table would take the place of a newer row, or bring one back."""
-        if self._host.replica(self._source).plan.view is ViewKind.TABLE:
-            raise ShoalError(
-                "trimmed",
-                f"record {letter.offset} of partition {self._source.partition} is trimmed; appended anew, it"
-                " would replace the row that its key has now: read the letter, and put the row if wanted",
-            )
-
     async def _flush(self) -> None:
-        """Free those that were taken. Void: another redrive has brought them, or some of them."""
+        """Free those that were taken, and pass over the others. Void: another redrive has brought them, or
+        some of them."""
         taken, self._taken = self._taken, []
         if not taken:
             return
-        there = [letter for letter in taken if not letter.is_lost]
+        there = [letter for letter, reason in taken if not reason]
         places = {(letter.due_us, letter.offset) for letter in there}  # a message may have died twice
         ranges = joined(Range(due_us, offset, 1) for due_us, offset in places)
-        if await self._free(Free(taken[-1].ordinal, ranges)):
+        if await self._free(Free(taken[-1][0].ordinal, ranges)):
+            kept = [KeptLetter(letter.offset, reason) for letter, reason in taken if reason]
             self._redriven += len(there)
+            self._kept += len(kept)
+            self._named = [*self._named, *kept][:KEPT_NAMED]
 
-    async def _copy(self, letter: StoredLetter) -> None:
+    async def _copy(self, letter: StoredLetter) -> str:
+        """Append the letter's record; empty, or why the topic never takes it."""
         producer = ProducerStamp(redrive_producer_of(self._key, self._source.partition), 0, letter.ordinal)
-        submission = Submission.of(
-            [message_of(letter, self._host.replica(self._source).plan.schema)],
-            timeout_ms=self._timeout_ms,
-            producer=producer,
-            consecutive=False,
-        )
         try:
+            submission = Submission.of(
+                [message_of(letter, self._host.replica(self._source).plan.schema)],
+                timeout_ms=self._timeout_ms,
+                producer=producer,
+                consecutive=False,
+            )
             await self._host.append(self._source, submission)
         except ShoalError as error:
+            if error.code in REFUSED:
+                return error.code
             if not is_there(error, letter.ordinal):  # another redrive was here, and is further
                 raise
         if await self._free(Free(letter.ordinal, ())):
             self._redriven += 1
             self._copied += 1
+        return ""
 
 
 def letters_in(batch: pa.RecordBatch) -> list[StoredLetter]:

@@ -301,6 +301,7 @@ class AdminClient(LiveObject):
     async def redrive_group(self, topic: str, name: str, limit: int | None = None) -> dict[str, Any]:
         """POST .../groups/{group}/redrive: dead letters become messages again. How many: `redriven`, of which
         `copied` were appended anew, since retention had taken the originals.
+        `kept` letters cannot come again.
 
         With a `limit`, a redrive whose answer was lost is not repeated: a second one brings the next letters.
         """

@@ -161,7 +161,7 @@ REDRIVE = Operation(
     "redriveGroup",
     f"POST {_GROUP}/redrive",
     "Dead letters come again to the group, at most `limit` of them: each message once.",
-    _ok("Redriven", "How many came again; `copied` of them as new records, since the old ones are gone."),
+    _ok("Redriven", "How many came again, `copied` of them as new records; `kept` stay dead letters."),
     _CHANGES,
     body=_body("RedriveGroup", '{"limit": 100}', required=False),
 )

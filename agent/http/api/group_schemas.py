@@ -201,7 +201,16 @@ GROUP_SCHEMAS: dict[str, Schema] = {
     "Sought": members_of(partitions=list_of({"$ref": "#/components/schemas/SoughtPartition"})),
     "SoughtPartition": members_of({"due": _DUE}, partition=COUNT, offset=OFFSET, generation=COUNT),
     "RedriveGroup": closed(limit=or_null({"type": "integer", "minimum": 1, "maximum": 10**9})),
-    "Redriven": members_of(redriven=COUNT, copied=COUNT),
+    "Redriven": members_of(
+        {
+            "kept": described(COUNT, "Letters that cannot come again, and stay in their topic alone."),
+            "kept_letters": described(
+                list_of(members_of(partition=COUNT, offset=OFFSET, reason=TEXT)), "The first 16 of them."
+            ),
+        },
+        redriven=COUNT,
+        copied=COUNT,
+    ),
     "DecideStopped": closed(
         partition=PARTITION_NUMBER,
         offset={**COUNT, "maximum": 2**62},

@@ -21,6 +21,8 @@ from shoal.agent.http.groups.target import Target, ask, find
 from shoal.agent.interface import Json, Leader
 
 LIMIT_MAX = 10**9
+KEPT_NAMED = 16
+"""Letters that an answer names, of all partitions."""
 
 
 async def redrive(by_partition: bool, call: Call) -> web.Response:
@@ -30,14 +32,17 @@ async def redrive(by_partition: bool, call: Call) -> web.Response:
     left = None if body.get("limit") is None else integer_in(body, "limit", 1, 1, LIMIT_MAX)
     target = await find(call, by_partition=by_partition)
     deadline = Deadline(call.timeout_ms())
-    total = {"redriven": 0, "copied": 0}
+    total = {"redriven": 0, "copied": 0, "kept": 0}
+    named: list[Json] = []
     for partition in target.partitions:
         if left == 0:
             break
         found = await _redrive_one(call, target, partition, left, deadline)
-        total = {name: total[name] + found[name] for name in total}
+        # An agent of a former version keeps none: it stops there.
+        total = {name: total[name] + found.get(name, 0) for name in total}
+        named += found.get("kept_letters", ())
         left = None if left is None else left - found["redriven"]
-    return json_response(total)
+    return json_response({**total, "kept_letters": named[:KEPT_NAMED]})
 
 
 async def _redrive_one(

@@ -20,15 +20,8 @@ from command_line import COMMAND_SECONDS, assert_one_line, finish, run, start
 from fake_cluster import FakeCluster, refuse, reset_after_storing
 from fake_group_routes import FakeGroups
 
-from shoal.agent.cli.group import (
-    changeable,
-    consumer_rows,
-    describe,
-    list_,
-    start_text,
-    totals_text,
-    waits_text,
-)
+from shoal.agent.cli.group import changeable, describe, list_, start_text
+from shoal.agent.cli.group_text import consumer_rows, kept_text, totals_text, waits_text
 from shoal.agent.cli.main import app
 from shoal.agent.cli.records.group_consume import KEY_BYTES_MAX, _Counts, _run
 from shoal.agent.cli.terminal.completion import complete_group
@@ -123,6 +116,15 @@ def test_messages_that_wait_are_named() -> None:
     assert waits_text("t", [blocked]) == ["t/4: all wait for hash 00ff at offset 9"]
     totals = {"totals": {"lag": 1}, "partitions": [{"pending": 2}, {"pending": 3}, {}]}
     assert totals_text(totals) == ["lag 1 message, 5 not due yet"]
+
+
+def test_letters_that_cannot_come_again_are_named() -> None:
+    """The first ones, with the reason; an agent of before says nothing of them."""
+    letters = [{"partition": 1, "offset": at, "reason": "trimmed"} for at in range(6)]
+    (line,) = kept_text("t", {"kept": 20, "kept_letters": letters})
+    assert line.startswith("20 letters cannot come again, and stay dead letters (t/1 offset 0: trimmed, t/1")
+    assert line.endswith(" and 2 more)")
+    assert kept_text("t", {"redriven": 1, "copied": 0}) == []
 
 
 async def test_a_group_is_made_shown_changed_and_deleted(groups: FakeGroups) -> None:

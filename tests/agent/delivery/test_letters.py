@@ -21,7 +21,7 @@ from shoal.agent.partition.plan import ViewKind
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.receive import ActKind, GroupKey
 from shoal.agent.service.letters import DeadLetters
-from shoal.agent.service.redrive import Redriver, letters_in
+from shoal.agent.service.redrive import KeptLetter, Redriven, Redriver, letters_in
 from shoal.agent.submission import Submission
 from shoal.agent.topics.catalog import Catalog, CreateTopic
 from shoal.errors import ShoalError
@@ -384,7 +384,7 @@ async def redriven(
 
     async def run(node: Node) -> tuple[int, int]:
         read = partial(Post(node, office).read, GROUP, "workers")
-        return await Redriver(node.host, read, GROUP, key, 10_000).run(limit)
+        return (await Redriver(node.host, read, GROUP, key, 10_000).run(limit))[:2]
 
     found: tuple[int, int] = await at_leader(cluster, run)
     return found
@@ -464,32 +464,48 @@ class TableHost:
         return SimpleNamespace(plan=replace(replica.plan, view=ViewKind.TABLE), log=replica.log)
 
 
-async def test_a_letter_of_a_table_whose_record_is_gone_is_refused() -> None:
-    """As a record it would be newer than the row that its key has now. Nothing of it is noted."""
-    cluster, _ = memory_cluster(seed=16)
+class RefusingHost:
+    """The host of a node whose topic takes no such record any more."""
+
+    def __init__(self, node: Node) -> None:
+        self.clock, self.keeper, self.replica = node.host.clock, node.host.keeper, node.host.replica
+
+    async def append(self, group: GroupId, submission: Submission) -> Any:
+        raise ShoalError("too-large", "a record of more than the topic takes")
+
+
+@pytest.mark.parametrize(("host", "reason"), [(TableHost, "trimmed"), (RefusingHost, "too-large")])
+async def test_a_letter_that_cannot_come_again_holds_up_no_other(host: Any, reason: str) -> None:
+    """As a record of a table it would be newer than the row that its key has now. It stays where it is, and
+    is told of once; the limit counts those that come again."""
+    cluster, _ = memory_cluster(count=1)
     async with cluster:
         consumers, office = await started(cluster)
-        await append(cluster, "one")
+        await append(cluster, "one", "two")
         granted = await consumers.receive(wanted("a"))
-        await consumers.act(ack(granted, 0, ActKind.REJECT))
-        await until(lambda: are_forgotten(cluster, 1))
+        await consumers.act(*(ack(granted, at, ActKind.REJECT) for at in (0, 1)))
+        await until(lambda: are_forgotten(cluster, 2))
         for node in cluster.alive:
             node.host.set_retention(GROUP, KEEP)
-        await fill(cluster, 1, 60)
+        await fill(cluster, 2, 60)
         leader = await trimmed(cluster, 20)
         await kept(cluster)
+        granted = await consumers.receive(wanted("a", 1))
+        (young,) = offsets(granted)
+        await consumers.act(ack(granted, young, ActKind.REJECT))
+        await until(lambda: are_forgotten(cluster, 3))
         end, key = log_of(leader).end_offset, next(iter(consumers.plans.groups))
 
         async def run(node: Node) -> Any:
             read = partial(Post(node, office).read, GROUP, "workers")
-            return await Redriver(TableHost(node), read, GROUP, key, 10_000).run(None)
+            return await Redriver(host(node), read, GROUP, key, 10_000).run(1)
 
-        for _ in range(2):
-            with pytest.raises(ShoalError, match=r"record 0 of partition .* would replace") as refused:
-                await at_leader(cluster, run)
-            assert (refused.value.code, refused.value.definite) == ("trimmed", True)
-        assert log_of(await cluster.leader()).end_offset == end
-        assert await redriven(cluster, consumers, office) == (1, 1)  # as a topic of another kind, it takes it
+        found = await at_leader(cluster, run)
+        assert found == Redriven(1, 0, 2, (KeptLetter(0, reason), KeptLetter(1, reason)))
+        assert await at_leader(cluster, run) == Redriven(0, 0, 0, ())
+        assert log_of(leader).end_offset == end
+        assert source_offsets(await letters(cluster)) == [0, 1, young]
+        assert attempts(await consumers.receive(wanted("b", 1))) == {young: 1}
 
 
 def test_records_that_are_no_letters_are_passed_over() -> None:
