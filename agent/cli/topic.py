@@ -31,6 +31,7 @@ from shoal.agent.cli.terminal.output import (
     UsageError,
     confirm,
     plural,
+    say,
     show_json,
     show_table,
     size_text,
@@ -377,7 +378,7 @@ def adopt(
     its replicas serve again. Adopt and delete a topic that nobody wants.
     """
     if topic is None:
-        _list_kept(with_admin(agent, lambda client: client.kept_topics()), output)
+        _list_kept(with_admin(agent, lambda client: client.kept_report()), output)
         return
     document = with_admin(agent, lambda client: client.adopt_topic(topic, name))
     tell(
@@ -388,9 +389,13 @@ def adopt(
     )
 
 
-def _list_kept(kept: list[dict[str, Any]], output: Output) -> None:
+def _list_kept(report: dict[str, Any], output: Output) -> None:
+    kept, silent = report["topics"], [agent["name"] for agent in report.get("silent", [])]
+    unheard = f"{', '.join(silent)} did not say which topics they keep: ask again shortly"
     if output is Output.JSON or not kept:
-        tell({"topics": kept}, output, "the catalog knows every topic that agents hold")
+        none = "the catalog knows every topic that agents hold"
+        said = f"no other agent keeps a topic that the catalog does not know; {unheard}" if silent else none
+        tell(report, output, said)
         return
     show_table(
         ["NAME", "ID", "PARTITIONS", "HELD", "AGENTS"],
@@ -407,3 +412,5 @@ def _list_kept(kept: list[dict[str, Any]], output: Output) -> None:
         whole=("NAME", "ID"),
         spare=("PARTITIONS", "AGENTS"),
     )
+    if silent:
+        say(unheard)

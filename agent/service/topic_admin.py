@@ -109,10 +109,13 @@ class TopicService(ClusterView):
         await asyncio.gather(service.exchange.tell_peers(), self._wait_for_leaders(entry))
         return True, self._document(entry)
 
-    async def kept_topics(self) -> list[dict[str, Any]]:
-        """GET /v1/kept-topics: what live agents hold of topics that the catalog does not know."""
-        kept = await self._parts().catalog.kept_replicas.everywhere()
-        return [item.document(self._names()) for item in kept]
+    async def kept_topics(self) -> dict[str, Any]:
+        """GET /v1/kept-topics: topics that live agents hold and the catalog does not know, and agents that
+        did not say."""
+        kept, silent = await self._parts().catalog.kept_replicas.everywhere()
+        names = self._names()
+        agents = [{"id": agent, "name": names.get(agent, agent)} for agent in silent]
+        return {"topics": [item.document(names) for item in kept], "silent": agents}
 
     async def adopt_topic(self, kept: str, name: str | None, timeout_ms: int) -> dict[str, Any]:
         """POST /v1/kept-topics/{kept}/adopt: a topic that the catalog does not know gets its place back: its

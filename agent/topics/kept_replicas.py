@@ -85,12 +85,9 @@ class KeptReplicas:
         remembered = self._local.record.kept.get(decode_topic_id(payload))
         return b"" if remembered is None else encode_remembered(remembered)
 
-    async def everywhere(self) -> list[KeptTopic]:
-        """Of the live members that answer."""
-        return (await self._gather())[0]
-
-    async def _gather(self) -> tuple[list[KeptTopic], list[str]]:
-        """The same, and the live members that did not answer: nobody knows what those keep."""
+    async def everywhere(self) -> tuple[list[KeptTopic], list[str]]:
+        """Of the live members, and those of them whose answer did not come or cannot be read. Nobody knows
+        which topics those keep."""
         peers = self._peers.live_peers()
         answers = await asyncio.gather(*(self._ask(peer, b"") for peer in peers))
         found = {self._peers.agent_id: self.here()}
@@ -100,6 +97,7 @@ class KeptReplicas:
                 found[peer] = [] if answer is None else decode_kept(answer)
             except CatalogError as error:
                 logger.warning("cannot read the list of unknown topics from %s: %s", agent_name(peer), error)
+                silent.append(peer)
         catalog = self._local.catalog
         return [item for item in gathered(found) if catalog.by_id(item.topic_id) is None], silent
 
@@ -107,7 +105,7 @@ class KeptReplicas:
         """The newest entry that a member remembers of a kept topic. ShoalError not-ready: it was not found,
         and a live member did not answer. ShoalError unknown-topic: no member keeps it, or knows its settings;
         bad-request: several topics have had that name."""
-        items, silent = await self._gather()
+        items, silent = await self.everywhere()
         wanted = [item for item in items if name_or_id in (item.name, item.topic_id.hex())]
         if not wanted:
             _require_all_answers(silent)

@@ -325,7 +325,11 @@ class AdminClient(LiveObject):
 
     async def kept_topics(self) -> list[dict[str, Any]]:
         """GET /v1/kept-topics: topics that the catalog does not know, and whose replicas live agents keep."""
-        return list((await self._get("/v1/kept-topics")).get("topics", []))
+        return list((await self.kept_report()).get("topics", []))
+
+    async def kept_report(self) -> dict[str, Any]:
+        """GET /v1/kept-topics as it is: `topics`, and the `silent` agents, which did not say."""
+        return await self._get("/v1/kept-topics")
 
     async def adopt_topic(self, kept: str, name: str | None = None) -> dict[str, Any]:
         """POST /v1/kept-topics/{kept}/adopt, by the name it had or by its id: the catalog knows it again,

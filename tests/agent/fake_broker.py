@@ -211,6 +211,7 @@ class FakeBroker(FakeGroupBroker, FakeTableBroker):
         self.recovered: list[tuple[str, int]] = []
         self.recovery_refusal: str | None = None
         self.kept: list[Json] = []
+        self.silent: list[Json] = []
         self.last_timeout_ms = -1
         self.last_acks = ""
         self.peer_answer: bytes = b""
@@ -308,8 +309,8 @@ class FakeBroker(FakeGroupBroker, FakeTableBroker):
                 "committed_entries": 6, "lost": [{"id": "b" * 32, "name": "sardine"}],
                 "refusal": self.recovery_refusal}  # fmt: skip
 
-    async def kept_topics(self) -> list[Json]:
-        return self.kept
+    async def kept_topics(self) -> Json:
+        return {"topics": self.kept, "silent": self.silent}
 
     async def adopt_topic(self, kept: str, name: str | None, timeout_ms: int) -> Json:
         self._check_catalog_leader()

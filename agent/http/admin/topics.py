@@ -103,7 +103,7 @@ async def delete(call: Call) -> web.Response:
 
 async def kept(call: Call) -> web.Response:
     """The replicas on live agents of topics that the catalog does not know."""
-    return json_response({"topics": await call.context.broker.kept_topics()})
+    return json_response(await call.context.broker.kept_topics())
 
 
 async def adopt(call: Call) -> web.Response:

@@ -322,6 +322,12 @@ SCHEMAS: dict[str, Schema] = {
         ),
     ),
     "KeptTopics": members_of(
+        {
+            "silent": described(
+                list_of(members_of(id=TEXT, name=TEXT)),
+                "Live agents that did not say which topics they keep.",
+            )
+        },
         topics=list_of(
             members_of(
                 id=TEXT,
@@ -330,7 +336,7 @@ SCHEMAS: dict[str, Schema] = {
                 adoptable=described(BOOLEAN, "Whether an agent remembers its settings."),
                 held=list_of(members_of(partition=COUNT, agents=list_of(members_of(id=TEXT, name=TEXT)))),
             )
-        )
+        ),
     ),
     "Adopt": closed({"name": described(or_null(USER_NAME), "Another name than it had.")}),
     "Offsets": members_of(

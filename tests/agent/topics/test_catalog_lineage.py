@@ -309,7 +309,8 @@ async def test_what_is_kept_is_found_over_all_agents() -> None:
     async with fixture.running():
         await until(lambda: fixture.service.catalog.epoch == EPOCH)
         kept_replicas = fixture.service.kept_replicas
-        own, other = await kept_replicas.everywhere()
+        (own, other), silent = await kept_replicas.everywhere()
+        assert silent == []
         assert (own.name, own.holders) == ("t1", {0: (SELF,), 1: (SELF,)})
         assert (other.name, other.count, other.holders) == (None, None, {0: (OTHER,), 3: (OTHER,)})
         for wanted in ("t1", entry().topic_id.hex()):
@@ -339,6 +340,17 @@ async def test_who_does_not_answer_may_keep_what_nobody_else_has() -> None:
                 await fixture.service.kept_replicas.find(wanted)
             assert (caught.value.code, caught.value.retriable) == ("not-ready", True)
             assert (await fixture.service.kept_replicas.find("t1")).entry == entry()
+        for answer, silent in (
+            (is_silent, [OTHER]),
+            (lambda _asked: b"no list", [OTHER]),
+            (keeps_its_settings_to_itself, []),
+        ):
+            fixture.peers.answers[PeerMessage.CATALOG_KEPT] = answer
+            found = await fixture.service.kept_replicas.everywhere()
+            assert ([item.name for item in found[0]], found[1]) == (
+                ["t1"] if silent else ["t1", "t5"],
+                silent,
+            )
 
 
 def test_namesakes_stay_apart() -> None:

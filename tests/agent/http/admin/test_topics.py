@@ -317,9 +317,14 @@ async def test_kept_topics_are_listed_and_adopted() -> None:
         assert (made.status, made.json["name"]) == (201, "orders.old")
         assert [found["id"] for found in first.broker.kept] == ["2" * 32]
         url = f"http://127.0.0.1:{first.port}"
+        assert (await first.get("/v1/kept-topics")).json["silent"] == []
+        first.broker.silent = [{"id": "c" * 32, "name": "herring"}]
         listed = await run("topic", "adopt", agent=url)
+        assert "herring did not say which topics they keep" in listed.stderr
         assert (listed.code, "unknown: cannot be adopted" in listed.stdout) == (0, True)
         done = await run("topic", "adopt", "2" * 32, "--as", "again", agent=url)
         assert (done.code, "again is adopted" in done.stderr) == (0, True)
+        assert "no other agent keeps a topic" in (await run("topic", "adopt", agent=url)).stderr
+        first.broker.silent = []
         assert "knows every topic" in (await run("topic", "adopt", agent=url)).stderr
         assert_one_line(await run("topic", "adopt", "none", agent=url), "no live agent keeps none")
