@@ -53,7 +53,7 @@ def test_bounds_are_documented() -> None:
 
 def test_the_documented_check_of_a_frame_works(make_frame: Callable[..., batch.Frame]) -> None:
     """The program in the document accepts our frames and finds a flipped bit."""
-    (program,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    (program, _) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     names: dict[str, Any] = {}
     exec(program, names)
     data = make_frame().data
