@@ -1,5 +1,7 @@
 """The settings of a group: legal ones are kept exactly, others are refused by name."""
 
+import pathlib
+import re
 from typing import Any
 
 import pytest
@@ -152,3 +154,14 @@ def test_an_illegal_delay(value: Any) -> None:
     """Refused with the legal ones."""
     with pytest.raises(ShoalError, match="delay must be a duration from 0ms to 7d"):
         duration_ms(value, "delay")
+
+
+def test_every_setting_stands_on_the_page_of_groups() -> None:
+    """With its default; a part of one, too."""
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "groups.md").read_text()
+    section = page.split("## Settings\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([a-z_.]+)` \|[^|]*\| `(\w+)` \|", section, re.MULTILINE)
+    document = GroupSettings().to_document()
+    retry = {f"retry.{name}": value for name, value in document.pop("retry").items()}
+    wanted = {name: str(value).lower() for name, value in (document | retry).items()}
+    assert dict(rows) == wanted
