@@ -88,7 +88,7 @@ def record(rows: Iterable[Row], rounds: int, path: pathlib.Path = RESULTS) -> No
     for row in rows:
         goal = "" if row.goal is None else f"{row.goal:g}"
         better = "less" if row.lower_is_better else "more"
-        found.append((rounds, row.name, row.measured, row.floor, f"{row.ratio:.2f}", goal, better))
+        found.append((rounds, row.name, row.measured, row.floor, f"{row.ratio:.4f}", goal, better))
     dated_rows.append(path, FIELDS, found)
 
 

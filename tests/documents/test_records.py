@@ -97,6 +97,21 @@ def test_a_missed_goal_is_said(tmp_path: pathlib.Path) -> None:
     ]
 
 
+def test_a_goal_that_is_missed_by_little_is_missed_on_the_page_too(tmp_path: pathlib.Path) -> None:
+    """The table rounds the ratio, the record does not; a goal of none is kept by none alone."""
+    path = tmp_path / "results.csv"
+    rows = [
+        Row("in time", "98.6 %", "bar: 99 %", 0.986, 0.99),
+        Row("early", "0 of 9", "bar: none", 0, 0.0, True),
+        Row("again", "1 of 9", "bar: none", 1, 0.0, True),
+    ]
+    performance_page.record(rows, 3, path)
+    lines = performance_page.table(performance_page.read(path)).splitlines()[2:]
+    assert ["missed" in line for line in lines] == [True, False, True]
+    assert "| 0.99 | >= 0.99, missed |" in lines[0]
+    assert "| 0.00 | <= 0.00 |" in lines[1]
+
+
 @pytest.mark.parametrize(
     "changed", [{"date": "yesterday"}, {"ratio": "high"}, {"better": "bigger"}, {"goal": "none"}]
 )
