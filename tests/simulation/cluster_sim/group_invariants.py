@@ -2,19 +2,24 @@
 
 Law of this file: it reads, it never changes. SameGroups: whoever folded the same entries has the same groups,
 byte for byte. GroupsAreSound: each is as operations leave it. OneEntryPerCycle: a leader proposes no entry of
-its groups while the last one is not on its own disk.
+its groups while the last one is not on its own disk. CountedOnce: all agents in all their lives count no more
+messages acked, dead or skipped, and letters stored, than the groups have at the end.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from shoal.agent.delivery.entry_note import GroupTotals
 from shoal.agent.delivery.keeper import GroupKeeper
 from shoal.agent.groups.fold import GroupFold
 from shoal.agent.groups.leader.group_leader import GroupLeader
+from shoal.agent.metrics.measures import GroupMeasures
 from shoal.agent.partition.replica import Replica
+from shoal.agent.receive import GroupKey
 from shoal.format.batch import Kind
 
 if TYPE_CHECKING:
@@ -37,6 +42,8 @@ class GroupInvariants:
         """By whether places are due times, and by partition: when agents began to lead a group there. Each
         knows nothing of consumers at first."""
         self.checks = 0
+        self.counted = Counter[str]()
+        """By all agents in all their lives, of COUNTED."""
         invariants.also.append(self.look)
 
     def look(self, where: str, replica: Replica, generation: int) -> None:
@@ -60,6 +67,19 @@ class GroupInvariants:
             )
         if len(states) > KEPT_MAX:
             del states[next(iter(states))]
+
+    def check_counts(self, replicas: Iterable[Replica]) -> None:
+        """Once every replica has everything. An agent that was killed had perhaps not counted its last."""
+        at_end: dict[tuple[Any, GroupKey], GroupTotals] = {}
+        for replica in replicas:
+            if isinstance(replica.state.fold, GroupFold):
+                for key, group in replica.state.fold.groups.items():
+                    at_end[replica.group, key] = GroupTotals.of(group)
+        for name in GroupTotals._fields:
+            there = sum(getattr(totals, name) for totals in at_end.values())
+            if self.counted[name] > there:
+                said = f"agents counted {self.counted[name]} messages {name}, and groups have {there}"
+                self._invariants.fail("CountedOnce", said)
 
     def listeners(self) -> list[tuple[Any, str, Any]]:
         """Replacements that tell of entries."""
@@ -96,7 +116,14 @@ class GroupInvariants:
             yield from begin(self, now_ms)
             times.append(loop.time())
 
+        add, counted = GroupMeasures.add, self.counted
+
+        def added(self: GroupMeasures, other: GroupMeasures) -> None:
+            add(self, other)
+            counted.update({name: getattr(other, name) for name in GroupTotals._fields})
+
         return [
+            (GroupMeasures, "add", added),
             (Replica, "propose_next", observed),
             (GroupKeeper, "turn_begins", turned),
             (GroupLeader, "begin", begun),

@@ -26,6 +26,7 @@ from cluster_sim.level_mutants import (
 from cluster_sim.queue_mutants import (
     answer_groups_before_the_commit,
     begin_without_leases,
+    count_entries_that_were_cut,
     count_no_attempt_of_a_nack,
     forget_requests,
     forget_requests_at_a_checkpoint,
@@ -563,6 +564,7 @@ MUTANTS = (
     Mutant(redrive_from_the_first_letter, ("GroupHistory",), first_seed=21, knobs=REDRIVEN),
     Mutant(make_an_entry_a_turn, ("OneEntryPerCycle",), knobs=SHARED | {"sync_ms_max": 30}),
     Mutant(never_end_a_lease, ("QueuesDrain",), knobs=SHARED),
+    Mutant(count_entries_that_were_cut, ("CountedOnce",), knobs=SHARED | {"only": ("cut_leader",)}),
     Mutant(count_no_attempt_of_a_nack, ("GroupHistory",), knobs=SHARED),
     Mutant(number_answers_by_their_entry, ("GroupHistory", "LeaderIsSound"), first_seed=22, knobs=SHARED),
     Mutant(repeat_a_part_of_an_answer, ("GroupHistory",), first_seed=7, knobs=SHARED),

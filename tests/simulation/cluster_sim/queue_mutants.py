@@ -23,6 +23,7 @@ from shoal.agent.groups.partition_group import PartitionGroup
 from shoal.agent.groups.place import MessageSpan, SpanState
 from shoal.agent.groups.requests import RequestMemory
 from shoal.agent.receive import DELIVERIES, DuePlace, Wanted
+from shoal.format.batch import LogIndex
 
 Patch = tuple[Any, str, Any]
 
@@ -268,6 +269,18 @@ def seek_without_forgetting() -> list[Patch]:
         return sought
 
     return [(PartitionGroup, "_seek", mutated)]
+
+
+def count_entries_that_were_cut() -> list[Patch]:
+    """The note beside such an entry stays, and is told with the next one."""
+    undo_from = GroupFold.undo_from
+
+    def mutated(self: GroupFold, index: LogIndex) -> None:
+        notes = self._notes.copy()
+        undo_from(self, index)
+        self._notes = notes
+
+    return [(GroupFold, "undo_from", mutated)]
 
 
 def redrive_from_the_first_letter() -> list[Patch]:

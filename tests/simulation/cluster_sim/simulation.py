@@ -270,6 +270,9 @@ class ClusterSimulation:
         for queues in self.with_groups:
             await self._as_client(queues.drain())
             await verdict.until_caught_up(CAUGHT_UP_LIMIT_S)
+        if self.with_groups:
+            hosts = [node.host for node in self.nodes if node.host is not None]
+            self.groups.check_counts(replica for host in hosts for replica in host.open_replicas())
         if self.timers.is_on:
             await self.timers.judge_views()
         await self._as_client(verdict.judge())
