@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,19 @@ async def test_a_group_is_served_by_all_agents(tmp_path: Path) -> None:
         status, problem = await running[1].call("GET", GROUP)
         assert (status, problem["code"]) == (404, "unknown-group")
         await until(lambda: all(not folds(agent, 3) for agent in running))
+        catalogs = {"group-created", "group-paused", "group-deleted"}
+        await until(lambda: all(catalogs <= told(agent).keys() for agent in running))
+        sought = [data for agent in running for data in told(agent).get("group-sought", [])]
+        assert sorted(data["partition"] for data in sought) == [0, 1, 2]  # each of them by its leader alone
+
+
+def told(agent: Running) -> dict[str, list[Mapping[str, Any]]]:
+    """The events of groups that the agent has published, by kind."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for event in agent.agent.broker.events.after(0):
+        if event.kind.startswith("group-"):
+            found.setdefault(event.kind, []).append(event.data)
+    return found
 
 
 @pytest.mark.slow
