@@ -1,5 +1,13 @@
-"""Hypothesis as every test has it: no deadline, and examples that change only when the test does."""
+"""Hypothesis and time as every test has them: no deadline, examples that change only when the test does, and
+clocks that a stand-still of the process does not move."""
 
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
@@ -22,3 +30,34 @@ settings.load_profile("shared machine")
 assert callable(providers._get_local_constants)
 assert providers.Constants().integers is not None
 providers._get_local_constants = providers.Constants
+
+
+def pytest_addoption(parser: Any) -> None:
+    parser.addoption(
+        "--plain-clocks",
+        action="store_true",
+        help="asynchronous tests by the machine's clock, instead of tests/steady_loop.py",
+    )
+
+
+def pytest_asyncio_loop_factories(
+    config: Any, item: Any
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Of the loop of each asynchronous test and fixture."""
+    from steady_loop import SteadyLoop
+
+    if config.getoption("plain_clocks") or item.get_closest_marker("machine_clock"):
+        return {"machine": asyncio.new_event_loop}
+    return {"steady": SteadyLoop}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def steady_clock() -> Iterator[None]:
+    """Agents, hosts and links of a test's process go by the time of a steady loop."""
+    from steady_loop import now_ms
+
+    from shoal.agent.process.clock import SystemClock
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SystemClock, "now_ms", now_ms)
+        yield

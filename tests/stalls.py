@@ -5,7 +5,8 @@ tests that rest on real milliseconds turn red.
 
 While it stands no Python runs in any thread, and nothing beside Python is held: the kernel, compiled code and
 other processes go on. With `--stall-processes` the processes that a test has started are stopped as well, one
-at a time. What a virtual clock drives sees none of it.
+at a time. What a virtual clock drives sees none of it, and by the steady clock of asynchronous tests a stall
+is short: `--plain-clocks` lets them have the machine's, and shows what an agent does that stood still.
 """
 
 from __future__ import annotations

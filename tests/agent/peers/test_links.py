@@ -133,6 +133,7 @@ async def test_a_connection_that_an_outage_left_dead_is_made_anew(
         await a.stop()
 
 
+@pytest.mark.machine_clock
 async def test_who_stood_still_himself_gives_nobody_up() -> None:
     """Neither was heard by the other for seconds in which neither ran: their connections are well."""
     config = replace(FAST, give_up_after_ms=300)

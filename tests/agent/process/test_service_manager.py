@@ -82,6 +82,7 @@ async def test_a_reload_is_told_of_an_agent_that_is_ready(manager: tuple[str, so
         assert nothing_more(heard)
 
 
+@pytest.mark.machine_clock
 async def test_the_watchdog_is_fed_by_the_loop_and_by_nothing_else(
     manager: tuple[str, socket.socket],
 ) -> None:

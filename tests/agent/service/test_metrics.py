@@ -300,6 +300,7 @@ async def test_a_full_disk_is_counted(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.machine_clock
 async def test_a_loop_that_is_held_is_late() -> None:
     """By as long as it was held, less the rest of the interval."""
     heard: list[int] = []

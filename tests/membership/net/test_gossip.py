@@ -310,6 +310,7 @@ async def test_garbage_packets_are_counted_and_survived() -> None:
         assert statuses(started.members[0]) == {"a": "alive", "b": "alive"}
 
 
+@pytest.mark.machine_clock
 async def test_a_stalled_loop_accuses_nobody() -> None:
     """Acks that wait in the kernel while the process stands still are read before any deadline is judged."""
     async with pool("a", "b", "c") as started:
@@ -335,6 +336,7 @@ async def next_ping(udp: socket.socket) -> Ping:
                 return pings[0]
 
 
+@pytest.mark.machine_clock
 async def test_what_arrived_counts_before_what_is_overdue() -> None:
     """The deadline has passed and the ack lies in the kernel when the timer fires: the ack is read first."""
     async with pool("a") as started:
