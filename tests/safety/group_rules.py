@@ -13,7 +13,10 @@ GROUP_FAULTS: tuple[Fault, ...] = (
         "agent/delivery/keeper.py",
         "        if request.entry > self._replica.state.committed.last_index:\n",
         "        if False:\n",
-        (A + "delivery/test_fail_over.py::test_an_entry_that_is_cut_says_that_leadership_was_lost",),
+        (
+            A + "delivery/test_fail_over.py::test_an_entry_that_is_cut_says_that_leadership_was_lost",
+            A + "delivery/test_fail_over.py::test_a_record_that_is_cut_takes_along_the_entry_that_gave_it",
+        ),
     ),
     Fault(
         21,
