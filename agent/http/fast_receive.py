@@ -217,7 +217,12 @@ class OwnAnswer:
                 self._write(b"".join((head, *made.body)))
             elif length <= PIECE_BYTES:  # a copy costs less than a call and a round of the loop for each part
                 self._write(b"".join((head, *made.body)))
-                await self._taken(length)
+                transport = self._front.transport
+                if (
+                    transport is None or transport.get_write_buffer_size()
+                ):  # the system has not taken all of it
+                    async with AnswerDeadline(self._context.limits, length):
+                        await self._front.drained()
             else:
                 await self._send_on(coalesced([head, *made.body]), length)
             return
@@ -235,13 +240,6 @@ class OwnAnswer:
         pieces = chain((b"".join(first),), made.body, (b"",))  # the last chunk is empty
         chunks = (b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
         await self._send_on(chunks, made.held_bytes)
-
-    async def _taken(self, held_bytes: int) -> None:
-        """Return once the reader takes what was written; at once where the system has taken all of it."""
-        transport = self._front.transport
-        if transport is None or transport.get_write_buffer_size():
-            async with AnswerDeadline(self._context.limits, held_bytes):
-                await self._front.drained()
 
     async def _send_on(self, pieces: Iterable[bytes | memoryview], held_bytes: int) -> None:
         async with AnswerDeadline(self._context.limits, held_bytes) as patience:
