@@ -218,9 +218,7 @@ class OwnAnswer:
             elif length <= PIECE_BYTES:  # a copy costs less than a call and a round of the loop for each part
                 self._write(b"".join((head, *made.body)))
                 transport = self._front.transport
-                if (
-                    transport is None or transport.get_write_buffer_size()
-                ):  # the system has not taken all of it
+                if transport is None or transport.get_write_buffer_size():  # else the system has all of it
                     async with AnswerDeadline(self._context.limits, length):
                         await self._front.drained()
             else:

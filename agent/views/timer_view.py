@@ -68,7 +68,10 @@ class TimerView:
         """At most `limit` records from the place `after` on and before `until`, ascending: none only if there
         are none, else perhaps fewer than there are. Raises ChunksMissing, ViewNotReady."""
         runs = self.view.readable()
-        self._check_held(runs, after, until)
+        begins = [(run, number) for run in runs for number in islice(_chunks_between(run, after, until), 1)]
+        missing = [item for item in begins if item not in self._held]
+        if missing:  # of all runs at once: a look that met them one by one would be made anew for each
+            raise ChunksMissing(missing)
         sources = [part.between(after, until) for part in self._memory.parts()]
         sources += [self._places(run, after, until) for run in runs]
         found: list[tuple[int, int]] = []
@@ -121,13 +124,6 @@ class TimerView:
             return None
         chunk = runs[at].index.chunk(number)
         return max(chunk.length // chunk.rows, 1)
-
-    def _check_held(self, runs: Sequence[SortedRun], after: DuePlace, until: DuePlace) -> None:
-        """Raises ChunksMissing with the chunk of every run that a look begins with."""
-        begins = [(run, number) for run in runs for number in islice(_chunks_between(run, after, until), 1)]
-        missing = [item for item in begins if item not in self._held]
-        if missing:
-            raise ChunksMissing(missing)
 
     def _places(self, run: SortedRun, after: DuePlace, until: DuePlace) -> Iterator[tuple[int, int]]:
         for number in _chunks_between(run, after, until):
