@@ -12,11 +12,16 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from shoal.agent.groups.entry import (
+    Acknowledge,
+    Begin,
     Decide,
+    Deliver,
     Die,
+    Drop,
     Fate,
     Free,
     GroupOperation,
+    Lettered,
     Lost,
     ReasonCode,
     Release,
@@ -26,10 +31,11 @@ from shoal.agent.groups.entry import (
 from shoal.agent.groups.letters import reason_of
 from shoal.agent.groups.news import OFFSETS_MAX, News
 from shoal.agent.groups.partition_group import PartitionGroup
-from shoal.agent.metrics.measures import GroupMeasures
 from shoal.agent.receive import DeliveredRange, GroupKey, Range
 from shoal.format.timestamps import format_time
 
+QUIET: Final = frozenset((Acknowledge, Begin, Deliver, Drop, Lettered))
+"""Operations that are told of by the group's totals, or by the answer; most entries have no others."""
 DEATHS: Final = {
     Fate.LETTER: "group-messages-died",
     Fate.STOP: "group-messages-stopped",
@@ -55,36 +61,41 @@ class GroupTotals(NamedTuple):
 
 
 class EntryNote:
-    """`counted`: the messages of the entry. `news`: of its groups, in their order."""
+    """`counted`: messages by the names of GroupMeasures. `news`: of its groups, in their order."""
 
     __slots__ = ("_skipped_by", "counted", "news")
 
     def __init__(self) -> None:
-        self.counted = GroupMeasures()
+        self.counted: dict[str, int] = {}
         self.news: list[tuple[GroupKey, News]] = []
         self._skipped_by: dict[GroupKey, str] = {}
 
+    def _count(self, name: str, messages: int) -> None:
+        if messages:
+            self.counted[name] = self.counted.get(name, 0) + messages
+
     def given(self, delivered: Sequence[DeliveredRange]) -> None:
         """An answer to a receive, which is no repetition."""
-        for one in delivered:
-            self.counted.received += one.range.count
-            self.counted.redelivered += one.range.count if one.attempt > 1 else 0
+        received = redelivered = 0
+        for (_, _, count), attempt in delivered:
+            received += count
+            if attempt > 1:
+                redelivered += count
+        self._count("received", received)
+        self._count("redelivered", redelivered)
 
     def happened(self, key: GroupKey, operation: GroupOperation, group: PartitionGroup | None) -> None:
         """An operation that changed the group to this; None: it has ended."""
-        counted = self.counted
+        if type(operation) in QUIET:
+            return
         match operation:
             case Release(_, _, ranges, uncounted):
-                count = sum(piece.count for piece in ranges)
-                if uncounted:
-                    counted.released += count
-                else:
-                    counted.nacked += count
+                self._count("released" if uncounted else "nacked", sum(piece.count for piece in ranges))
             case Die(_, code, ranges, text, fate):
                 count = sum(piece.count for piece in ranges)
-                counted.nacked += count if code is ReasonCode.NACK else 0
-                counted.rejected += count if code is ReasonCode.REJECTED else 0
-                counted.stopped += count if fate is Fate.STOP else 0
+                self._count("nacked", count if code is ReasonCode.NACK else 0)
+                self._count("rejected", count if code is ReasonCode.REJECTED else 0)
+                self._count("stopped", count if fate is Fate.STOP else 0)
                 facts: dict[str, Any] = {"reason": reason_of(code, text)}
                 self.news.append((key, News(DEATHS[fate], count, _offsets(ranges), facts=facts)))
             case Seek() if group is not None:
@@ -106,15 +117,16 @@ class EntryNote:
 
     def changed(self, key: GroupKey, before: GroupTotals, after: GroupTotals) -> None:
         """A group after all of its operations. One that is dropped or begins has counted nothing."""
-        counted = self.counted
-        acked, dead, lettered, skipped = (max(now - was, 0) for was, now in zip(before, after, strict=True))
-        counted.acked += acked
-        counted.dead += dead
-        counted.lettered += lettered
-        counted.skipped += skipped
+        self._count("acked", max(after.acked - before.acked, 0))
+        if before[1:] == after[1:]:
+            return
+        self._count("dead", max(after.dead - before.dead, 0))
+        lettered, skipped = max(after.lettered - before.lettered, 0), max(after.skipped - before.skipped, 0)
         if lettered:
+            self._count("lettered", lettered)
             self.news.append((key, News("group-letters-stored", lettered, facts={"letters": after.lettered})))
         if skipped:
+            self._count("skipped", skipped)
             facts = {"reason": self._skipped_by[key]}
             self.news.append((key, News("group-messages-skipped", skipped, facts=facts)))
 

@@ -136,6 +136,8 @@ class LeaderWatch:
         """News of the groups that are led here. An owner is a name, a window why nothing is given, both empty
         for none. None: the leader is new and does not know yet."""
         former = self._seen
+        if groups == former:
+            return []
         self._seen = {key: now or former.get(key, NO_CHANGE) for key, now in groups.items()}
         found: list[tuple[GroupKey, News]] = []
         for key, now in self._seen.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Mapping
 
 from shoal.agent.metrics.histogram import BOUNDS_NS, Histogram
 
@@ -43,11 +44,10 @@ class GroupMeasures:
         counted = {name: getattr(self, name) for name in self.__slots__}
         return f"GroupMeasures({', '.join(f'{name}={number}' for name, number in counted.items() if number)})"
 
-    def add(self, other: GroupMeasures) -> None:
-        """Add the numbers of another."""
-        for name in self.__slots__:
-            if number := getattr(other, name):
-                setattr(self, name, getattr(self, name) + number)
+    def add(self, counted: Mapping[str, int]) -> None:
+        """Add numbers by their names."""
+        for name, number in counted.items():
+            setattr(self, name, getattr(self, name) + number)
 
 
 class Measures:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.agent.delivery.entry_note import GroupTotals
@@ -118,9 +118,9 @@ class GroupInvariants:
 
         add, counted = GroupMeasures.add, self.counted
 
-        def added(self: GroupMeasures, other: GroupMeasures) -> None:
-            add(self, other)
-            counted.update({name: getattr(other, name) for name in GroupTotals._fields})
+        def added(self: GroupMeasures, numbers: Mapping[str, int]) -> None:
+            add(self, numbers)
+            counted.update(numbers)
 
         return [
             (GroupMeasures, "add", added),
