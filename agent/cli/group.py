@@ -372,7 +372,7 @@ def redrive(
     """
     found = with_admin(agent, lambda client: client.redrive_group(topic, name, limit))
     copied = f", {found['copied']:,} of them appended anew" if found.get("copied") else ""
-    lines = [f"{plural(found['redriven'], 'message')} of {topic} for {name}{copied}"]
+    lines = [f"{plural(found['redriven'], 'dead letter')} of {topic} delivered again to {name}{copied}"]
     lines += kept_text(topic, found)
     tell(found, output, *lines)
 

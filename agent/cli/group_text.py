@@ -5,7 +5,7 @@ Law of this file: JSON comes in, texts go out. A field that agents of a former v
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.agent.cli.terminal.output import age_text, listed, plural
 
@@ -49,15 +49,20 @@ def waits_text(topic: str, partitions: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+NAMELESS: Final = "(no name)"
+"""All consumers that gave none."""
+
+
 def consumer_rows(partitions: list[dict[str, Any]]) -> list[list[object]]:
     """Each consumer: its partitions, how many messages it holds, and when it was heard last."""
     found: dict[str, tuple[list[int], int, int]] = {}
     for entry in partitions:
         for one in entry.get("consumers", []):
-            numbers, holds, seen_ms = found.get(one["consumer"], ([], 0, one["seen_ms"]))
-            if one["holds"] or entry.get("owner") == one["consumer"]:
+            name = one["consumer"] or NAMELESS
+            numbers, holds, seen_ms = found.get(name, ([], 0, one["seen_ms"]))
+            if one["holds"] or entry.get("owner") == name:
                 numbers = [*numbers, entry["partition"]]
-            found[one["consumer"]] = (numbers, holds + one["holds"], min(seen_ms, one["seen_ms"]))
+            found[name] = (numbers, holds + one["holds"], min(seen_ms, one["seen_ms"]))
     return [
         [name, ", ".join(map(str, numbers)), holds, f"{age_text(seen_ms / 1_000)} ago"]
         for name, (numbers, holds, seen_ms) in sorted(found.items())

@@ -248,10 +248,15 @@ def key_document(key: bytes | None) -> dict[str, str]:
         return {"blocked_key_base64": b64encode(key).decode()}
 
 
+def name_of(consumer: bytes) -> str | None:
+    """Of a consumer that a new leader has yet to hear by its name: the hash of it; None for one without."""
+    return None if consumer == NOBODY else consumer.hex()
+
+
 def partition_document(numbers: GroupNumbers) -> dict[str, Any]:
     """Numbers of a group in a partition, as JSON has them."""
     names = {consumer.consumer: consumer.name or None for consumer in numbers.consumers}
-    owner = None if numbers.owner == NOBODY else names.get(numbers.owner) or numbers.owner.hex()
+    owner = names.get(numbers.owner) or name_of(numbers.owner)
     return {
         "generation": numbers.generation,
         "position": numbers.position.offset,
@@ -270,7 +275,7 @@ def partition_document(numbers: GroupNumbers) -> dict[str, Any]:
         "blocked_by": f"{numbers.blocked_by.key_hash:016x}" if numbers.blocked_by else None,
         "owner": owner,
         "consumers": [
-            {"consumer": item.name or item.consumer.hex(), "holds": item.holds, "seen_ms": item.seen_ms}
+            {"consumer": item.name or name_of(item.consumer), "holds": item.holds, "seen_ms": item.seen_ms}
             for item in numbers.consumers
         ],
     }

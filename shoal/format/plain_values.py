@@ -31,5 +31,7 @@ def as_bytes(value: object, what: str) -> bytes:
             raise ShoalError("bad-request", f"a {what} that is no text: {error}") from None
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
+    if value is None:
+        raise ShoalError("bad-request", f"a {what} is bytes or text here, not None")
     kind = type(value).__name__
     raise ShoalError("bad-request", f"a {what} is bytes, text or None, not {kind}: send_json() it, perhaps")

@@ -88,7 +88,7 @@ _NUMBERS = members_of(
     window=described(or_null(TEXT), "Why nothing more is given now."),
     blocked_by=described(or_null(TEXT), "The hash of the key that all others wait for."),
     owner=or_null(TEXT),
-    consumers=list_of(members_of(consumer=TEXT, holds=COUNT, seen_ms=COUNT)),
+    consumers=list_of(members_of(consumer=or_null(TEXT), holds=COUNT, seen_ms=COUNT)),
 )
 _PLACES: Schema = {
     "type": "object",

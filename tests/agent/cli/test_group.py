@@ -196,7 +196,7 @@ async def test_a_group_is_sought_redriven_and_decided(groups: FakeGroups) -> Non
         assert_one_line(refused, said)
     groups.redriven = 3
     redriven = await run("group", "redrive", "payments", "billing", "--limit", "7", agent=agent)
-    assert redriven.stderr.strip() == "3 messages of payments for billing"
+    assert redriven.stderr.strip() == "3 dead letters of payments delivered again to billing"
     assert groups.said("redrive") == [{"limit": 7}]
     decided = await run(
         "group", "decide", "payments", "billing", "retry", "-p", "1", "--offset", "4", agent=agent
@@ -486,9 +486,11 @@ def test_consumers_and_sums_are_shown_over_partitions() -> None:
     held = {"consumer": "a", "holds": 2, "seen_ms": 4_000}
     idle = {"consumer": "b", "holds": 0, "seen_ms": 90_000}
     partitions = [
-        {"partition": 0, "owner": None, "consumers": [held, idle]},
+        {"partition": 0, "owner": None, "consumers": [held, idle, {**idle, "consumer": None}]},
         {"partition": 1, "owner": "a", "consumers": [{**held, "holds": 1, "seen_ms": 2_000}]},
     ]
-    assert consumer_rows(partitions) == [["a", "0, 1", 3, "2s ago"], ["b", "", 0, "1m ago"]]
+    assert consumer_rows(partitions) == [
+        ["(no name)", "", 0, "1m ago"], ["a", "0, 1", 3, "2s ago"], ["b", "", 0, "1m ago"],
+    ]  # fmt: skip
     totals = {"lag": 1, "in_flight": 0, "delayed": 2, "stopped": 0, "dead": 3, "dropped": 0, "skipped": 0}
     assert totals_text({"totals": totals}) == ["lag 1 message, 2 delayed; 3 dead letters"]

@@ -361,6 +361,8 @@ async def test_a_consumer_that_takes_and_never_acks_is_named(agent: Agent) -> No
     assert (await receive(agent, PARTITION))["reason"] == "empty"
     document = (await agent.get(GROUP)).json
     assert (document["totals"]["dead"], document["partitions"][0]["dying"]) == (10, 10)
+    heard = {item["consumer"] for item in document["partitions"][0]["consumers"]}
+    assert heard == {"taker", None}, "the last one gave no name"
 
 
 def test_the_greatest_receipt_has_its_form() -> None:
