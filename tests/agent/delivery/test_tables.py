@@ -24,7 +24,7 @@ from shoal.agent.submission import Appended, Submission
 from shoal.agent.table import NO_CONDITION, Condition, RowLookup, ScanRequest
 from shoal.agent.views.merge_plan import runs_to_merge
 from shoal.agent.views.upkeep import view_set
-from shoal.agent.views.view import ViewLimits
+from shoal.agent.views.view import SortedView, ViewLimits
 from shoal.errors import ShoalError
 from shoal.format.batch import Kind, Offset, ProducerStamp, message_from_batch
 from shoal.format.records import RecordColumns, columns_to_batch
@@ -46,10 +46,10 @@ def runs_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def table_cluster(
-    seed: int = 1, *, patient: bool = True, log_config: LogConfig = SMALL
+    seed: int = 1, *, count: int = 3, patient: bool = True, log_config: LogConfig = SMALL
 ) -> tuple[Cluster, dict[str, MemoryDisk]]:
     """Replicas that keep views by key, with their disks. `patient`: a leader stays one on a busy machine."""
-    cluster, disks = memory_cluster(seed=seed, log_config=log_config)
+    cluster, disks = memory_cluster(count, seed=seed, log_config=log_config)
     for node in cluster.nodes:
         node.raft_config = replace(RAFT, election_timeout_ms=1_500, quiet_after_ms=2_000) if patient else RAFT
     cluster.plan_options = {"view": ViewKind.TABLE, "retention": Retention(size_bytes=20_000)}
@@ -341,6 +341,51 @@ async def test_a_view_that_lags_holds_gets_and_conditions_back() -> None:
         row, _ = await get(leader, b"k")
         assert row is not None
         assert row.value == b"2"
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_a_table_is_a_dict(seed: int) -> None:
+    """Gets, scans, puts and deletions, with conditions that hold or not, while runs are made and merged, the
+    log is trimmed and the agent starts again: each answer is that of a dict of (value, offset)."""
+    cluster, _ = table_cluster(20 + seed, count=1)
+    rng = random.Random(seed)
+    keys = [b"", b"\x00", b"\xff", *(b"k%d" % number for number in range(12))]
+    model: dict[bytes, tuple[bytes, int]] = {}
+    async with cluster:
+        [node] = cluster.nodes
+        for step in range(300):
+            key = rng.choice(keys)
+            there = model[key][1] if key in model else None
+            value = rng.choice((None, b"", rng.randbytes(300), rng.randbytes(900)))
+            some = Offset(rng.choice((there or 0, rng.randrange(step + 1))))
+            condition = rng.choice((NO_CONDITION, ABSENT, Condition(if_offset=some)))
+            if not condition.holds(there):
+                with pytest.raises(ShoalError, match="precondition-failed") as caught:
+                    await put(cluster, key, value, condition)
+                assert caught.value.extra["current"] == there
+            else:
+                stored = await put(cluster, key, value, condition)
+                model.pop(key, None)
+                model |= {} if value is None else {key: (value, stored.base_offset)}
+            looked = rng.choice(keys)
+            row, _ = await get(cluster, looked)
+            assert (None if row is None else (row.value, row.offset)) == model.get(looked)
+            if step % 20 == 0:
+                page = await keeper_of(node).scan(ScanRequest(), deadline_ms(), local=False)
+                columns = (page.rows.column(name).to_pylist() for name in ("key", "value", "offset"))
+                assert list(zip(*columns, strict=True)) == [(at, *model[at]) for at in sorted(model)]
+            if step in (90, 180, 270):
+                await cluster.stop(node)
+                await cluster.start(node)
+        await until(lambda: first_index(node) > 100)
+        assert max(run.level for run in view_of(node).manifest.runs) >= 1
+
+
+def view_of(node: Node) -> SortedView:
+    """It is open."""
+    made = node.host.views.get(GROUP)
+    assert made is not None
+    return made.view
 
 
 async def test_a_condition_waits_for_no_record_behind_entries_that_have_none() -> None:

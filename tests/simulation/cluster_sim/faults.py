@@ -84,7 +84,7 @@ class Nemesis:
             (knobs.joining, [self.join]),
             (knobs.draining, [self.drain]),
             (knobs.rot, [self.rot, self.rot, self.ruin]),
-            (knobs.rot and knobs.timers, [self.rot_run]),
+            (knobs.rot and (knobs.timers or knobs.tables), [self.rot_run]),
             (knobs.lost_disk, [self.lose_disk]),
             (knobs.upgrades, [self.change_version, self.change_version]),
         ):
