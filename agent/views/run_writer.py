@@ -18,9 +18,6 @@ from shoal.agent.views.run_format import MAX_KEY_BYTES, RunChunk, RunIndex, RunN
 from shoal.format.batch import END_OF_STREAM, Offset, schema_message
 from shoal.segment_store.disk.disk import Disk, File
 
-WRITE_BYTES = 256 * 2**10
-"""Given to the disk at once: so much stands before a sync of a log."""
-
 
 class RunEncoder:
     """The bytes of one run, one after the other. `seed`: of the log's identity."""
@@ -101,15 +98,8 @@ class RunWriter:
         """Behind what was written before."""
         if self._file is None:
             self._file = await self._disk.open(self.path, create=True)
-        buffers: list[bytes | memoryview] = [data] if isinstance(data, bytes) else list(data)
-        while buffers:
-            piece = []
-            size = 0
-            while buffers and size < WRITE_BYTES:
-                piece.append(buffers.pop(0))
-                size += len(piece[-1])
-            await self._file.write_back(self._position, piece)
-            self._position += size
+        await self._file.write_back(self._position, data)
+        self._position += len(data) if isinstance(data, bytes) else sum(map(len, data))
 
     async def finish(self, level: int, end_offset: Offset, rows: int) -> RunEntry:
         """Synced, with its name. Closed."""

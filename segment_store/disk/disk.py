@@ -41,9 +41,9 @@ class File(Protocol):
 
     async def write(self, offset: int, data: Data) -> None: ...
     async def write_back(self, offset: int, data: Data) -> None:
-        """Write, and wait until the disk has taken all whole pages; they are no more durable than by `write`.
-        For large files that nobody waits for, in small pieces. A sync of another file then finds one piece
-        before it, and not all of them. An error of it is told here and by no later sync."""
+        """Write in small pieces, each once the disk has taken the whole pages of the one before; no more
+        durable than by `write`. For large files that nobody waits for: a sync of another file then finds one
+        piece before it, and not all of them. An error of it is told here and by no later sync."""
 
     def write_at_once(self, offset: int, data: Data) -> bool:
         """Write in this very call what the page cache takes without the disk, at most WRITE_AT_ONCE_BYTES.

@@ -22,6 +22,8 @@ EARLY_PIECE_BYTES = 256 * 2**10
 MAX_EARLY_PIECES = 8
 """A write with sync of at least so many bytes goes in pieces, each told to the disk while the next is still
 being copied: the sync at the end finds most of its work done."""
+WRITE_BACK_BYTES = 256 * 2**10
+"""Of a file that nobody waits for: so much stands before a sync of another file."""
 RELEASE_MODE = 0x01 | 0x02
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, linux/falloc.h."""
 _RELEASE_UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -220,24 +222,28 @@ def begin_write_back(fd: int, start: int, end: int) -> None:
 
 
 def write_back(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:
-    """Returns once the disk has taken the whole pages of these bytes; at once where the file system cannot
-    wait for that. OSError also for a page that it could not take: the kernel tells of that once."""
-    write_fully(fd, offset, buffers)
-    first, length = whole_pages(offset, offset + length_of(buffers))
+    """Returns once the disk has taken the whole pages of these bytes, in pieces of WRITE_BACK_BYTES; without
+    a wait where the file system knows none. OSError also for a page that it could not take: the kernel tells
+    of that once."""
 
-    def wait() -> int:
+    def wait(first: int, length: int) -> int:
         flags = _SYNC_FILE_RANGE_WRITE_AND_WAIT
         if _libc.sync_file_range(fd, ctypes.c_int64(first), ctypes.c_int64(length), flags):
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         return 0
 
-    if length:
-        try:
-            _uninterrupted(wait)
-        except OSError as error:
-            if error.errno not in _WRITE_BACK_UNSUPPORTED:
-                raise
+    for piece in pieces_of(buffers, WRITE_BACK_BYTES):
+        write_fully(fd, offset, piece)
+        end = offset + length_of(piece)
+        first, length = whole_pages(offset, end)
+        if length:
+            try:
+                _uninterrupted(functools.partial(wait, first, length))
+            except OSError as error:
+                if error.errno not in _WRITE_BACK_UNSUPPORTED:
+                    raise
+        offset = end
 
 
 def write_and_sync(fd: int, offset: int, buffers: Sequence[Buffer]) -> None:

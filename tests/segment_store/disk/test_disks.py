@@ -376,6 +376,30 @@ async def test_an_error_of_a_write_back_is_told(
     await disk.close()
 
 
+async def test_a_piece_is_written_once_the_disk_has_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole pages are waited for; the last one may get further bytes."""
+    disk, calls = ThreadDisk(), list[tuple[int, int, int]]()
+    path = tmp_path / "a"
+
+    class System:
+        @staticmethod
+        def sync_file_range(_fd: int, start: ctypes.c_int64, length: ctypes.c_int64, _flags: int) -> int:
+            calls.append((start.value, length.value, path.stat().st_size))
+            return 0
+
+    monkeypatch.setattr(system_calls, "_libc", System)
+    file = await disk.open(str(path), create=True)
+    data = random.Random(8).randbytes(600_000)
+    await file.write_back(100, [data[:5], data[5:]])
+    first, second = 100 + 2**18, 100 + 2**19
+    assert calls == [(0, 2**18, first), (2**18, 2**18, second), (2**19, 18 * 4096, 600_100)]
+    assert await file.read(100, 600_000) == data
+    await file.close()
+    await disk.close()
+
+
 def test_pieces_are_the_same_bytes() -> None:
     """Each but the last as long as asked for; pages that no later byte touches are whole."""
     rng = random.Random(3)
