@@ -340,6 +340,15 @@ class RaftCore:
         self.state.now_ms = now_ms
         self._leader().read_index(token, now_ms)
 
+    def sole_read_index(self) -> LogIndex | None:
+        """As read_index, in this very call, where no other voter has to be asked; else None."""
+        state, leader, configuration = self.state, self.state.behaviour, self.state.configuration
+        if not isinstance(leader, Leader) or configuration.voters != (state.replica_id,):
+            return None
+        return (
+            state.commit_index if state.commit_index >= max(leader.term_start, configuration.index) else None
+        )
+
     def last_words(self, now_ms: int) -> tuple[Message, ...]:
         """The last messages of a replica that stops for good while its agent lives (safety 25).
 

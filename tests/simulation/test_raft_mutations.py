@@ -6,7 +6,7 @@ systems had, or that a careless change would bring.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -204,6 +204,28 @@ def read_without_asking(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReadQueue, "confirm", lambda self, round_: proper(self, self.round))
 
 
+def read_alone_among_others(patch: pytest.MonkeyPatch) -> None:
+    """A leader takes itself for the only voter of a group that has more."""
+
+    def sole_read_index(self: raft.RaftCore) -> LogIndex | None:
+        leader = self.state.behaviour
+        is_over = isinstance(leader, Leader) and self.state.commit_index >= leader.term_start
+        return self.state.commit_index if is_over else None
+
+    patch.setattr(raft.RaftCore, "sole_read_index", sole_read_index)
+
+
+def read_alone_before_own_term_commit(patch: pytest.MonkeyPatch) -> None:
+    """The only voter answers before it knows what it has committed."""
+
+    def sole_read_index(self: raft.RaftCore) -> LogIndex | None:
+        state = self.state
+        alone = state.configuration.voters == (state.replica_id,)
+        return state.commit_index if alone and isinstance(state.behaviour, Leader) else None
+
+    patch.setattr(raft.RaftCore, "sole_read_index", sole_read_index)
+
+
 def read_before_own_term_commit(patch: pytest.MonkeyPatch) -> None:
     """A new leader answers with a commit index that may be older than its predecessor's (thesis 6.4)."""
 
@@ -313,6 +335,7 @@ CAUGHT: list[tuple[str, Mutation, tuple[type[Invariant], ...]]] = [
     ("keep a truncated configuration", keep_a_truncated_configuration, ALL),
     ("read without asking", read_without_asking, ALL),
     ("read before own-term commit", read_before_own_term_commit, ALL),
+    ("read alone among others", read_alone_among_others, ALL),
     ("fall back to an older term", fall_back_to_an_older_term, ALL),
     ("believe syncs of truncated entries", believe_syncs_of_truncated_entries, ALL),
     ("never notice a lost append", never_notice_a_lost_append, ALL),
@@ -366,6 +389,28 @@ def test_a_mutation_is_caught(
     pytest.fail(f"{SEEDS_MAX} seeds did not notice")
 
 
+def test_a_sole_voter_that_reads_before_its_own_term_commit_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It answers in the call, as long as it is alone and knows what it has committed."""
+    alone = {seed: replace(Knobs.of_seed(seed), voters=1) for seed in range(8) if not Knobs.of_seed(seed).rot}
+    proper, answers = raft.RaftCore.sole_read_index, 0
+
+    def counted(self: raft.RaftCore) -> LogIndex | None:
+        nonlocal answers
+        index = proper(self)
+        answers += index is not None
+        return index
+
+    with monkeypatch.context() as patch:
+        patch.setattr(raft.RaftCore, "sole_read_index", counted)
+        run_all(alone, alone)
+    assert answers > 100
+    read_alone_before_own_term_commit(monkeypatch)
+    with pytest.raises(InvariantViolation, match="LinearizableRead"):
+        run_all(alone, alone)
+
+
 def test_a_leader_that_waits_for_a_copy_nobody_has_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where crashes do not end its rule, the group never commits again: it must step down (safety 10)."""
     lead_on_with_what_cannot_be_sent(monkeypatch)
@@ -373,7 +418,7 @@ def test_a_leader_that_waits_for_a_copy_nobody_has_is_caught(monkeypatch: pytest
         run_all(seed for seed in range(80, 120) if Knobs.of_seed(seed).rot)
 
 
-def run_all(seeds: Iterable[int]) -> None:
+def run_all(seeds: Iterable[int], knobs: Mapping[int, Knobs] | None = None) -> None:
     """With the knobs of each."""
     for seed in seeds:
-        Simulation(seed).run()
+        Simulation(seed, knobs=None if knobs is None else knobs[seed]).run()

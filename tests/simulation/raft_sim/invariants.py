@@ -272,6 +272,11 @@ class LinearizableRead(Invariant):
     def on_read(self, host: Host, floor: int, index: LogIndex) -> None:
         self.require(index >= floor, lambda: f"{host} answers {index}, and {floor} was committed before")
 
+    def after_event(self, host: Host) -> None:
+        index = host.core.sole_read_index()
+        if index is not None:
+            self.on_read(host, len(self.simulation.ledger.entries), index)
+
 
 class OwnInvariants(Invariant):
     """The core's own assertions, and no message that no correct replica sends."""
