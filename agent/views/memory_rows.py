@@ -46,6 +46,9 @@ class MemoryRows(ABC):
     def drop_before(self, offset: Offset) -> None:
         """A run has everything before that offset now, and the manifest names the run."""
 
+    def close(self) -> None:  # noqa: B027 most have nothing that counts elsewhere
+        """The view is used no more."""
+
 
 class _Taken(NamedTuple):
     """An entry as it came. `wished`: its column deliver_at, which holds the memory of the whole entry."""

@@ -2,10 +2,10 @@
 
     | Arrow IPC stream: schema, chunks ..., end-of-stream marker | index | filter | tail record, 64 bytes |
 
-A chunk is one record batch message, sorted, and so are the chunks of a run. The columns are `offset`,
-`append_time` and the topic's own, so any reader of Arrow streams reads a run as it lies. The index names each
-chunk by the sort key of its first row, as bytes whose order is that of the rows. Every checksum begins with
-the identity of the log, so that no other partition's run passes for this one's.
+A chunk is one record batch message, sorted, and so are the chunks of a run. Nothing is compressed. The
+columns are `offset`, `append_time` and the topic's own, so any reader of Arrow streams reads a run as it
+lies. The index names each chunk by the sort key of its first row, as bytes whose order is that of the rows.
+Every checksum begins with the identity of the log, so that no other partition's run passes for this one's.
 
     key of a timer's row:   due, offset        (big endian, 8 bytes each)
     key of a table's row:   the record's key
@@ -140,6 +140,14 @@ class RunIndex:
         return RunChunk(
             self.keys[number], self._positions[number], self._lengths[number], self._sums[number], rows
         )
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Position and length of a chunk."""
+        return self._positions[number], self._lengths[number]
+
+    def checksum(self, number: int) -> int:
+        """Of the bytes of a chunk."""
+        return self._sums[number]
 
     def holding(self, key: bytes) -> int | None:
         """The chunk that holds the row with that key if there is one: the last that begins at or before it.

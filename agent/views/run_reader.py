@@ -19,7 +19,7 @@ from shoal.agent.views.run_format import (
     decode_index,
     decode_tail,
 )
-from shoal.segment_store.disk.disk import Disk
+from shoal.segment_store.disk.disk import Buffer, Disk
 from shoal.segment_store.disk.open_files import OpenFiles
 from shoal.segment_store.errors import Damaged
 
@@ -35,6 +35,8 @@ class SortedRun:
         self.entry = entry
         self.index = RunIndex(())
         self.filter = b""
+        self._known = bytearray()
+        """For each chunk whether rows with its checksum were found to be what the index says."""
 
     def __repr__(self) -> str:
         return f"SortedRun({self.path}, level {self.entry.level}, {self.entry.rows} rows)"
@@ -77,6 +79,7 @@ class SortedRun:
         if self.index.rows != tail.rows or self.index.end > tail.index_position:
             raise RunFormatError("the index has another number of rows or bytes than the tail record")
         self._order.check_schema(head)
+        self._known = bytearray(len(self.index))
 
     def damaged(self, position: int, detail: str) -> Damaged:
         """The error that names this run's entries."""
@@ -106,17 +109,39 @@ class SortedRun:
     def verified(self, first: int, stop: int, data: memoryview) -> list[pa.RecordBatch]:
         """The rows of neighbouring chunks, of which these are the bytes, and which they share. May be called
         in any thread. Raises Damaged."""
-        found = []
-        wanted = [self.index.chunk(number) for number in range(first, stop)]
-        for chunk in wanted:
-            own = data[chunk.position - wanted[0].position :][: chunk.length]
-            if len(own) != chunk.length or crc32c.crc32c(own, self._seed) != chunk.checksum:
-                raise self.damaged(chunk.position, "a chunk does not verify")
-            try:
-                found.append(self._order.read_chunk(own, chunk))
-            except RunFormatError as error:
-                raise self.damaged(chunk.position, str(error)) from error
+        found: list[pa.RecordBatch] = []
+        begin = self.index.place(first)[0] if first < stop else 0
+        for number in range(first, stop):
+            position, length = self.index.place(number)
+            own = data[position - begin :][:length]
+            self.check(own, number)
+            found.append(self.rows_of(own, number))
         return found
+
+    def read_at_once(self, number: int) -> bytearray | None:
+        """The bytes of one chunk, in this very call; None where memory has not all of them."""
+        file = self._files.open_file(self.path)
+        if file is None:
+            return None
+        position, length = self.index.place(number)
+        data = bytearray(length)
+        return data if file.read_resident(position, memoryview(data)) == length else None
+
+    def check(self, data: Buffer, number: int) -> None:
+        """These are the bytes of that chunk, by its checksum. Raises Damaged."""
+        position, length = self.index.place(number)
+        if len(data) != length or crc32c.crc32c(data, self._seed) != self.index.checksum(number):
+            raise self.damaged(position, "a chunk does not verify")
+
+    def rows_of(self, data: Buffer, number: int) -> pa.RecordBatch:
+        """The rows in bytes that have verified. Raises Damaged where they are not what the index says."""
+        chunk = self.index.chunk(number)
+        try:
+            rows = self._order.read_chunk(memoryview(data), chunk, is_known=bool(self._known[number]))
+        except RunFormatError as error:
+            raise self.damaged(chunk.position, str(error)) from error
+        self._known[number] = True
+        return rows
 
     async def read_bytes(self, position: int, length: int) -> bytes:
         """Of the file as it lies, for a peer that verifies them. Raises OSError."""

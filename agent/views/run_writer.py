@@ -41,7 +41,7 @@ class RunEncoder:
         """The bytes of sorted rows that follow all that came before."""
         encoded = []
         for batch in batches:
-            for chunk in chunks_of(batch):
+            for chunk in chunks_of(batch, self._order.chunk_bytes):
                 data = memoryview(chunk.serialize())
                 key = self._order.key_at(chunk, 0)
                 assert len(key) <= MAX_KEY_BYTES

@@ -1,25 +1,41 @@
 """The newest rows of a table that no run has yet: their keys and places, in sorted parts.
 
-Law of this file: pure; no row is touched by Python as it comes. The rows themselves are read from the log. A
-part never changes, so whoever holds the parts of one moment has that moment's rows.
+Law of this file: pure; no row is touched by Python as it comes. The rows themselves stand in the log, and the
+newest of them in memory as well. A part never changes, so whoever holds the parts of one moment has that
+moment's rows.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shoal.agent.table import TableRow
 from shoal.agent.views.memory_rows import SETTLED_ROWS, MemoryRows
 from shoal.agent.views.row_order import offsets_from
 from shoal.agent.views.table_order import KeyColumn, newest_of_each
-from shoal.format.batch import KEY_COLUMN, VALUE_COLUMN, Offset, Stamp
+from shoal.format.batch import (
+    HEADERS_COLUMN,
+    KEY_COLUMN,
+    TIMESTAMP_COLUMN,
+    VALUE_COLUMN,
+    Offset,
+    Stamp,
+)
 
 GROWTH: Final = 2
 """A part joins the one before as long as that has at most so many times its rows: each row is sorted a few
 times in all, and a look goes through some dozen parts."""
+
+
+RECENT_BYTES: Final = 64 * 2**20
+"""Of records that all tables of an agent keep in memory: what two runs are made of."""
+RECENT_ENTRY_BYTES: Final = 4 * 2**10
+"""Of an entry beside its records: Arrow's objects."""
 
 
 class KeyPlace(NamedTuple):
@@ -59,10 +75,77 @@ def _sorted_part(keys: pa.Array, places: pa.Array) -> KeyPart:
     return KeyPart(keys.take(newest), places.take(newest))
 
 
-class TableMemory(MemoryRows):
-    """See the module. `size_bytes`: of the keys, at least."""
+def row_at(rows: pa.RecordBatch, number: int, offset: Offset) -> TableRow | None:
+    """One of some records, in the topic's columns at least; None for one without a value."""
+    value = rows.column(VALUE_COLUMN)[number].as_py()
+    if value is None:
+        return None
+    headers = rows.column(HEADERS_COLUMN)[number].as_py() or ()
+    return TableRow(
+        rows.column(KEY_COLUMN)[number].as_py(),
+        value,
+        offset,
+        rows.column(TIMESTAMP_COLUMN)[number].value,
+        tuple((item["key"], item["value"]) for item in headers),
+    )
 
-    def __init__(self) -> None:
+
+class RecentRoom:
+    """The memory that recent records of an agent's tables take together."""
+
+    def __init__(self, limit_bytes: int = RECENT_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+
+class RecentRecords:
+    """The newest entries of one table as they came, as many as there is room for. Without them a get of a row
+    that no run has yet reads an entry of the log."""
+
+    def __init__(self, room: RecentRoom) -> None:
+        self._room = room
+        self._bases: list[int] = []
+        self._batches: list[pa.RecordBatch] = []
+        self._sizes: list[int] = []
+
+    def add(self, base_offset: int, batch: pa.RecordBatch) -> None:
+        """The records of the next entry. Where there is no room the older half of these makes some."""
+        room, size_bytes = self._room, batch.nbytes + RECENT_ENTRY_BYTES
+        while room.used_bytes + size_bytes > room.limit_bytes and self._bases:
+            self._drop((len(self._bases) + 1) // 2)
+        if room.used_bytes + size_bytes <= room.limit_bytes:
+            self._bases.append(base_offset)
+            self._batches.append(batch)
+            self._sizes.append(size_bytes)
+            room.used_bytes += size_bytes
+
+    def drop_before(self, offset: int) -> None:
+        """A run has all records before the offset."""
+        self._drop(max(bisect_right(self._bases, offset) - 1, 0))
+
+    def _drop(self, count: int) -> None:
+        self._room.used_bytes -= sum(self._sizes[:count])
+        del self._bases[:count], self._batches[:count], self._sizes[:count]
+
+    def row(self, key: bytes, offset: Offset) -> TableRow | None:
+        """The record at that offset, which is this key's; None where it is not kept, or has no value."""
+        at = bisect_right(self._bases, offset) - 1
+        if at < 0 or offset >= self._bases[at] + self._batches[at].num_rows:
+            return None
+        row = row_at(self._batches[at], offset - self._bases[at], offset)
+        assert row is None or row.key == key, f"the record at {offset} is another key's"
+        return row
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._drop(len(self._bases))
+
+
+class TableMemory(MemoryRows):
+    """See the module. `size_bytes`: of the keys, at least. `recent`: the newest records themselves."""
+
+    def __init__(self, room: RecentRoom | None = None) -> None:
+        self.recent = RecentRecords(room or RecentRoom())
         self.rows = 0
         self.size_bytes = 0
         self._fresh: list[tuple[pa.Array, pa.Array]] = []
@@ -75,6 +158,7 @@ class TableMemory(MemoryRows):
         places = pc.add(pc.multiply(offsets, 2), has_value)
         keys = batch.column(KEY_COLUMN).take(offsets_from(0, batch.num_rows))
         self._fresh.append((keys, places))
+        self.recent.add(stamp.base_offset, batch)
         self.rows += batch.num_rows
         self.size_bytes += keys.nbytes
 
@@ -83,6 +167,7 @@ class TableMemory(MemoryRows):
 
     def drop_before(self, offset: Offset) -> None:
         """See MemoryRows."""
+        self.recent.drop_before(offset)
         self._settle()
         kept = []
         for part in self._parts:
@@ -90,6 +175,10 @@ class TableMemory(MemoryRows):
             kept.append(KeyPart(part.keys.array.filter(wanted), part.places.filter(wanted)))
         self._parts = [part for part in kept if len(part)]
         self._count()
+
+    def close(self) -> None:
+        """See MemoryRows."""
+        self.recent.clear()
 
     def parts(self) -> Sequence[KeyPart]:
         """All of it, older parts first: a later one has newer records alone."""

@@ -16,17 +16,27 @@ from typing import Final, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shoal.agent.table import MAX_SCAN_BYTES, MAX_SCAN_ROWS, ScanPage, ScanRequest
+from shoal.agent.table import MAX_SCAN_BYTES, MAX_SCAN_ROWS, RowLookup, ScanPage, ScanRequest, TableRow
 from shoal.agent.views.row_order import OFFSET_COLUMN, one_batch
+from shoal.agent.views.run_format import RunFormatError
 from shoal.agent.views.run_reader import SortedRun
-from shoal.agent.views.table_memory import KeyPart, KeyPlace, TableMemory
-from shoal.agent.views.table_order import KeyColumn, TableOrder, may_have, newest_of_each
+from shoal.agent.views.table_memory import KeyPart, KeyPlace, TableMemory, row_at
+from shoal.agent.views.table_order import (
+    ChunkLayout,
+    KeyColumn,
+    TableChunk,
+    TableOrder,
+    may_have,
+    newest_of_each,
+)
 from shoal.agent.views.view import SortedView, ViewNotReady
 from shoal.format.batch import KEY_COLUMN, VALUE_COLUMN, Offset
 from shoal.segment_store.errors import Damaged
 
-HELD_CHUNKS: Final = 64
-"""Chunks in memory, of all runs of one view: at most 8 MiB."""
+HELD_CHUNKS: Final = 256
+"""Chunks in memory, of all runs of one view: some 5 MiB, but for large rows."""
+KNOWN_LAYOUTS: Final = 16_384
+"""Of chunks whose rows were looked at, 400 bytes each. When full they are forgotten, not searched."""
 PIECE_BYTES: Final = 2**20
 """Of chunks that a scan reads before it looks whether its page is full."""
 FRESH_ROWS: Final = 8
@@ -34,11 +44,10 @@ FRESH_ROWS: Final = 8
 
 
 class FoundRow(NamedTuple):
-    """The newest record of a key. `row`: of one row, in the columns of runs; None where it is read from the
-    log."""
+    """The newest record of a key. `row`: None where it is read from the log, or is none."""
 
     place: KeyPlace
-    row: pa.RecordBatch | None
+    row: TableRow | None
 
 
 class FreshRows(Protocol):
@@ -47,60 +56,104 @@ class FreshRows(Protocol):
     async def rows(self, offsets: Sequence[int]) -> pa.RecordBatch: ...
 
 
-class _Held:
-    """A chunk in memory."""
-
-    def __init__(self, rows: pa.RecordBatch) -> None:
-        self.rows = rows
-        self.keys = KeyColumn(rows.column(KEY_COLUMN))
-
-
 class TableView:
     """One per replica of a table. `view`: made with TableOrder and this memory."""
 
     def __init__(self, view: SortedView, memory: TableMemory, order: TableOrder) -> None:
         self.view = view
-        self._memory = memory
+        self.memory = memory
         self._order = order
-        self._held: OrderedDict[tuple[SortedRun, int], _Held] = OrderedDict()
+        self._held: OrderedDict[tuple[SortedRun, int], TableChunk] = OrderedDict()
+        self._layouts: dict[tuple[SortedRun, int], ChunkLayout] = {}
+
+    def forget_chunks(self) -> None:
+        """Keep none in memory."""
+        self._held.clear()
 
     # ---- one key
 
     def in_memory(self, key: bytes) -> KeyPlace | None:
         """The newest record of the key, if no run has it yet."""
-        return self._memory.find(key)
+        return self.memory.find(key)
 
     async def in_runs(self, key: bytes) -> FoundRow | None:
         """The newest record of the key that a run has. Raises ViewNotReady, OSError."""
         try:
             with self.view.pinned() as runs:
                 for run in reversed(runs):
-                    found = await self._in_run(run, key)
-                    if found is not None:
-                        return found
+                    number = run.index.holding(key) if may_have(run.filter, key) else None
+                    if number is None:
+                        continue
+                    held = self._at_hand(run, number)
+                    if held is None:
+                        held = self._hold(run, number, bytes(await run.chunk_bytes(number, number + 1)))
+                    at = held.find(key)
+                    if at is not None:
+                        row = self._row(run, number, held, at, key)
+                        return FoundRow(KeyPlace(held.offset(at), row is not None), row)
         except Damaged as damage:
             self.view.met(damage)
             raise ViewNotReady(str(damage)) from damage
         return None
 
-    async def _in_run(self, run: SortedRun, key: bytes) -> FoundRow | None:
-        number = run.index.holding(key) if may_have(run.filter, key) else None
-        if number is None:
+    def at_once(self, key: bytes) -> RowLookup | None:
+        """The row of a key as of this call, if memory has all that says so; else None."""
+        view = self.view
+        place = self.memory.find(key)
+        if place is not None:
+            row = self.memory.recent.row(key, place.offset) if place.has_value else None
+            return RowLookup(row, view.applied.offset) if row is not None or not place.has_value else None
+        try:
+            for run in reversed(view.whole_runs()):
+                number = run.index.holding(key) if may_have(run.filter, key) else None
+                if number is None:
+                    continue
+                held = self._at_hand(run, number)
+                if held is None:
+                    return None
+                at = held.find(key)
+                if at is not None:
+                    return RowLookup(self._row(run, number, held, at, key), view.applied.offset)
+        except ViewNotReady:
             return None
+        except Damaged as damage:
+            view.met(damage)
+            return None
+        return RowLookup(None, view.applied.offset)
+
+    def _at_hand(self, run: SortedRun, number: int) -> TableChunk | None:
+        """A chunk that memory has, verified. Raises Damaged."""
         held = self._held.get((run, number))
-        if held is None:
-            held = _Held(await run.chunk(number))
-            self._held[run, number] = held
-            while len(self._held) > HELD_CHUNKS:
-                self._held.popitem(last=False)
-        else:
+        if held is not None:
             self._held.move_to_end((run, number))
-        at = held.keys.find(key)
-        if at is None:
-            return None
-        row = held.rows.slice(at, 1)
-        has_value = row.column(VALUE_COLUMN).null_count == 0
-        return FoundRow(KeyPlace(Offset(row.column(0)[0].as_py()), has_value), row)
+            return held
+        data = run.read_at_once(number)
+        return None if data is None else self._hold(run, number, data)
+
+    def _hold(self, run: SortedRun, number: int, data: bytes | bytearray) -> TableChunk:
+        """A chunk that was read, once it has verified. Its rows are looked at the first time. Raises
+        Damaged."""
+        run.check(data, number)
+        layout = self._layouts.get((run, number))
+        if layout is None:
+            try:
+                layout = ChunkLayout.of(run.rows_of(data, number), data)
+            except RunFormatError as error:
+                raise run.damaged(run.index.place(number)[0], str(error)) from error
+            if len(self._layouts) >= KNOWN_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[run, number] = layout
+        held = self._held[run, number] = TableChunk(data, layout)
+        if len(self._held) > HELD_CHUNKS:
+            self._held.popitem(last=False)
+        return held
+
+    def _row(self, run: SortedRun, number: int, held: TableChunk, at: int, key: bytes) -> TableRow | None:
+        """None for one without a value."""
+        if held.layout.has_headers:
+            return row_at(run.rows_of(held.data, number), at, held.offset(at))
+        value = held.value(at)
+        return None if value is None else TableRow(key, value, held.offset(at), held.time_us(at), ())
 
     # ---- many keys
 
@@ -112,7 +165,7 @@ class TableView:
         end = stem[:-1] + bytes([stem[-1] + 1]) if stem else None  # before the first key without the prefix
         try:
             with self.view.pinned() as runs:
-                cut = _Cut(self._order, runs, self._memory.parts(), self.view.applied.offset)
+                cut = _Cut(self._order, runs, self.memory.parts(), self.view.applied.offset)
                 return await cut.page(begin, end, request, fresh)
         except Damaged as damage:
             self.view.met(damage)

@@ -178,6 +178,12 @@ class SortedView:
                 if not self._pins[run]:
                     del self._pins[run]
 
+    def whole_runs(self) -> list[SortedRun]:
+        """As pinned, for a look that ends in this very turn."""
+        if self.damage:
+            raise ViewNotReady(f"{self.files.directory} is being mended")
+        return self._runs
+
     def met(self, damage: Damaged) -> None:
         """A reader has met damage in a run: nothing is read before it is mended."""
         for run in [run for run in self._runs if run.path == damage.path]:

@@ -98,15 +98,21 @@ class ThreadDisk:
         several times the copy."""
         if self._resident_bytes >= RESIDENT_TURN_BYTES:
             return 0
+        if not self._resident_bytes:
+            asyncio.get_running_loop().call_soon(self._begin_turn)
         filled = system_calls.read_resident_into(fd, offset, buffer) if len(buffer) else 0
         self._resident_bytes += filled
         return filled
 
+    def _begin_turn(self) -> None:
+        """Behind all that this turn of the loop still runs."""
+        self._resident_bytes = 0
+
     async def next_turn(self) -> None:
         """Others get a turn of the loop for every RESIDENT_TURN_BYTES."""
         if self._resident_bytes >= RESIDENT_TURN_BYTES:
-            self._resident_bytes = 0
             await asyncio.sleep(0)
+            self._begin_turn()
 
     def begin_syncs(self) -> None:
         """Have as many begin as there is room for."""

@@ -139,6 +139,8 @@ class MemoryDisk:
         self.call_soon: Callable[[Callable[[], None]], None] = call_in_next_round
         self.faults: list[Fault] = []
         self.trace = Trace()
+        self.resident: str | None = None
+        """Part of the paths of files that memory has whole."""
         self.epoch = 0  # counts crashes; a handle of an earlier one is dead
         self._rng = rng or random.Random(0)
         self._pause_max = pause_max
@@ -398,7 +400,15 @@ class MemoryFile:
         return len(data)
 
     def read_resident(self, offset: int, buffer: memoryview) -> int:
-        return 0  # reads always pass where faults are injected
+        """Only of files that the disk is told to have in memory: other reads pass where faults are
+        injected."""
+        resident = self._disk.resident
+        is_dead = self._closed or self._disk.epoch != self._epoch
+        if is_dead or resident is None or resident not in self.path:
+            return 0
+        data = self._inode.content[offset : offset + len(buffer)]
+        buffer[: len(data)] = data
+        return len(data)
 
     async def write(self, offset: int, data: Data) -> None:
         """Bytes reach the page cache in the call's first turn, so that a crash in the middle may keep any

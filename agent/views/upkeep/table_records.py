@@ -12,11 +12,12 @@ from typing import Final
 
 import pyarrow as pa
 
-from shoal.agent.table import RowLookup, ScanPage, ScanRequest, TableRow
+from shoal.agent.table import RowLookup, ScanPage, ScanRequest
 from shoal.agent.views.row_order import one_batch
+from shoal.agent.views.table_memory import row_at
 from shoal.agent.views.table_view import FoundRow, TableView
 from shoal.agent.views.view import ViewNotReady
-from shoal.format.batch import HEADERS_COLUMN, KEY_COLUMN, TIMESTAMP_COLUMN, VALUE_COLUMN, LogIndex, Offset
+from shoal.format.batch import LogIndex, Offset
 from shoal.segment_store.errors import OffsetOutOfRange
 from shoal.segment_store.log.log import PartitionLog
 
@@ -58,10 +59,12 @@ class TableRecords:
             if found is None or not found.place.has_value:
                 return RowLookup(None, as_of)
             try:
-                row = found.row
+                row, offset = found.row, found.place.offset
                 if row is None:
-                    row = await LogRows(self.table, self._log).rows([found.place.offset])
-                return RowLookup(table_row(row), as_of)
+                    row = self.table.memory.recent.row(key, offset)
+                if row is None:
+                    row = row_at(await LogRows(self.table, self._log).rows([offset]), 0, offset)
+                return RowLookup(row, as_of)
             except OffsetOutOfRange:
                 continue
         raise ViewNotReady("the log was trimmed while it was read")
@@ -130,15 +133,3 @@ class LogRows:
         base = self._bases[at]
         rows = self._held[base]
         return (base, rows) if offset < base + rows.num_rows else None
-
-
-def table_row(row: pa.RecordBatch) -> TableRow:
-    """Of one row, in the columns of runs."""
-    headers = row.column(HEADERS_COLUMN)[0].as_py() or ()
-    return TableRow(
-        row.column(KEY_COLUMN)[0].as_py(),
-        row.column(VALUE_COLUMN)[0].as_py(),
-        Offset(row.column(0)[0].as_py()),
-        row.column(TIMESTAMP_COLUMN)[0].value,
-        tuple((item["key"], item["value"]) for item in headers),
-    )

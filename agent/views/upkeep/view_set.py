@@ -26,7 +26,7 @@ from shoal.agent.views.manifest_file import save_manifest
 from shoal.agent.views.memory_rows import TimerMemory
 from shoal.agent.views.row_order import TimerOrder
 from shoal.agent.views.run_maker import RunMaker
-from shoal.agent.views.table_memory import TableMemory
+from shoal.agent.views.table_memory import RecentRoom, TableMemory
 from shoal.agent.views.table_order import TableOrder
 from shoal.agent.views.table_view import TableView
 from shoal.agent.views.timer_view import TimerView
@@ -94,6 +94,7 @@ class ViewSet:
         self._has_room = has_room
         self._views: dict[GroupId, ReplicaView] = {}
         self._threads: ThreadPoolExecutor | None = None
+        self._recent = RecentRoom()
 
     def get(self, group: GroupId) -> ReplicaView | None:
         """Of an open replica."""
@@ -118,7 +119,7 @@ class ViewSet:
             stores.identity(group).seed,
         )
         if plan.view is ViewKind.TABLE:
-            by_key, rows = TableOrder(plan.schema), TableMemory()
+            by_key, rows = TableOrder(plan.schema), TableMemory(self._recent)
             view = SortedView(files, by_key, rows)
             made = ReplicaView(plan.view, view, table=TableView(view, rows, by_key))
         else:
@@ -147,6 +148,7 @@ class ViewSet:
             made.task.cancel()  # it would go on beside another log
             await asyncio.gather(made.task, return_exceptions=True)
         if made is not None:
+            made.view.memory.close()
             await self._stores.shared.open_files.close(made.view.files.directory)
 
     async def in_thread(self, function: Callable[[], _T], /) -> _T:

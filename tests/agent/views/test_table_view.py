@@ -11,13 +11,14 @@ import pyarrow as pa
 import pytest
 from memory_disk import Fault, MemoryDisk
 
-from shoal.agent.table import ScanRequest
+from shoal.agent.table import ScanRequest, TableRow
 from shoal.agent.views import merge_plan
 from shoal.agent.views.run_maker import RunMaker
-from shoal.agent.views.table_memory import TableMemory
+from shoal.agent.views.table_memory import RecentRoom, TableMemory
 from shoal.agent.views.table_order import may_have
 from shoal.agent.views.upkeep.table_records import LogRows
 from shoal.agent.views.view import ViewLimits, ViewNotReady
+from shoal.format.batch import LogIndex, Offset
 from tests.agent.views.table_desk import KEYS, SMALL_RUNS, TableDesk, random_puts
 from tests.agent.views.view_desk import DIRECTORY, here
 
@@ -73,6 +74,10 @@ async def test_the_view_has_what_a_dict_has(seed: int) -> None:
     assert max(entry.level for entry in desk.view.manifest.runs) >= 1
     await desk.check(KEYS)
     assert await desk.scanned() == desk.expected()
+    assert desk.answered_at_once > 300
+    desk.disk.resident = None
+    await desk.open()
+    assert all(desk.table.at_once(key) is None for key in desk.rows)
 
 
 async def test_the_oldest_run_has_no_deleted_rows() -> None:
@@ -224,8 +229,48 @@ async def test_a_page_is_of_one_moment() -> None:
     assert await desk.scanned() == desk.expected() != before
 
 
+async def test_a_chunk_that_memory_has_damaged_is_not_told() -> None:
+    """Each read of it is verified, also of one whose rows were looked at before."""
+    desk = await desk_of(60)
+    await desk.settle()
+    [key] = random.Random(1).sample(sorted(desk.rows), 1)
+    assert desk.table.at_once(key) is not None
+    with desk.view.pinned() as runs:
+        for run in runs:
+            for number in range(len(run.index)):
+                desk.disk.damage(run.path, run.index.place(number)[0] + 300)
+    desk.table.forget_chunks()
+    assert desk.table.at_once(key) is None
+    assert not desk.view.is_whole
+    await desk.settle()
+    await desk.check(KEYS)
+
+
+async def test_recent_records_share_their_room() -> None:
+    """The older half of a table's goes where there is none; what runs have goes, and what a closed view
+    had."""
+    room = RecentRoom(40 * 2**10)
+    one, two = TableMemory(room), TableMemory(room)
+    desk = await desk_of(0, limits=ViewLimits())
+    for number in range(12):
+        await desk.append([(b"k%d" % number, b"v" * 1_000)])
+    frames = await desk.log.read(LogIndex(1), desk.log.last_index, 2**20)
+    for number, frame in enumerate(frames):
+        (one if number % 3 else two).take(frame.stamp, desk.view.decoded(frame))
+        assert room.used_bytes <= room.limit_bytes
+    assert one.recent.row(b"k11", Offset(11)) == TableRow(b"k11", b"v" * 1_000, Offset(11), 7, ())
+    assert two.recent.row(b"k9", Offset(9)) is not None
+    assert [memory.recent.row(b"k1", Offset(1)) for memory in (one, two)] == [None, None]
+    one.drop_before(Offset(11))
+    assert one.recent.row(b"k10", Offset(10)) is None
+    assert one.recent.row(b"k11", Offset(11)) is not None
+    for memory in (one, two):
+        memory.close()
+    assert room.used_bytes == 0
+
+
 async def test_memory_holds_keys_and_no_values() -> None:
-    """Each once, whatever was written over it; a batch's values go with the batch."""
+    """Each once, whatever was written over it; a batch's values go with the batch, but for recent ones."""
     desk = await desk_of(0, limits=ViewLimits())
     for _ in range(20):
         await desk.append([(b"k%d" % number, b"v" * 2_000) for number in range(50)])

@@ -33,6 +33,7 @@ class SimDisk(MemoryDisk):
     def __init__(self, rng: random.Random, sync_ms_max: float) -> None:
         super().__init__(rng)
         self.trace.operations = _NoTrace()
+        self.resident = "/view/"
         self.sync_ms_max = sync_ms_max
         self.stuck_until_s = 0.0
         self.syncs = 0
