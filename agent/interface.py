@@ -215,6 +215,9 @@ class Tables(Protocol):
     async def get_row(
         self, topic: Topic, partition: int, key: bytes, *, local: bool, timeout_ms: int
     ) -> RowLookup: ...
+    def row_at_once(self, topic: Topic, partition: int, key: bytes) -> RowLookup | None:
+        """As get_row of the leader, where that takes no wait; None: get_row tells it, or why not."""
+
     async def put_row(
         self, topic: Topic, partition: int, submission: Submission, condition: Condition, timeout_ms: int
     ) -> Appended: ...

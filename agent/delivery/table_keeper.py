@@ -82,6 +82,18 @@ class TableKeeper(ReplicaObserver):
         await self._caught_up(deadline_ms, local=local)
         return await self._looked(lambda: self._records.get(key), deadline_ms)
 
+    def get_at_once(self, key: bytes) -> RowLookup | None:
+        """As get, in this very call: where this leader votes alone, so that nobody has to be asked. Its view
+        has all that is committed, and memory has the row. None: get tells it, or why not."""
+        replica = self._replica
+        index = replica.core.sole_read_index() if replica.serves else None
+        state = replica.state
+        if index is None or state.committed.last_index < index:
+            return None
+        if self._table.view.applied.offset < state.high_watermark:
+            return None
+        return self._table.at_once(key)
+
     async def scan(self, request: ScanRequest, deadline_ms: int, *, local: bool) -> ScanPage:
         """A page of rows at one cut. Not `local`: of this call or later."""
         await self._caught_up(deadline_ms, local=local)

@@ -42,10 +42,10 @@ HELD_BYTES_MAX: Final = 64 * KIB
 class PendingAppend:
     """A connection's request on the fast path, and the answer that the broker is given."""
 
-    __slots__ = ("_connection", "_is_over", "began_ns", "head", "memory", "request")
+    __slots__ = ("_connection", "_is_over", "began_ns", "head", "memory", "partition", "request")
 
     def __init__(
-        self, connection: Connection, head: bytes, request: FastRequest, memory: bytes | memoryview
+        self, connection: Connection, head: bytes, request: FastRequest | FastRow, memory: bytes | memoryview
     ) -> None:
         self._connection = connection
         self._is_over = False
@@ -53,6 +53,7 @@ class PendingAppend:
         self.head = head
         self.request = request
         self.memory = memory
+        self.partition = 0  # of a row, once it is known
 
     def done(self) -> bool:
         """Whether the broker has said how it ended."""
@@ -64,9 +65,12 @@ class PendingAppend:
         connection, request = self._connection, self.request
         measures = connection.measures
         is_gone = connection.transport is None
-        answers = measures.requests[request.operation, ABORTED] if is_gone else request.stored
+        answers = measures.requests[request.operation, ABORTED] if is_gone else request.answered
         measures.appended(answers, time.monotonic_ns() - self.began_ns)
-        connection.append_ended(append_answer(request.partition or 0, result))
+        if isinstance(request, FastRow):
+            connection.append_ended(append_answer(self.partition, result, is_row=True))
+        else:
+            connection.append_ended(append_answer(request.partition or 0, result))
 
     def set_exception(self, exception: BaseException) -> None:
         """Refused, unknown, or led elsewhere."""
@@ -273,8 +277,9 @@ class Connection(Front):
             if isinstance(request, FastRequest) and self._receive_append(head, request, body):
                 pass
             elif isinstance(request, FastReceive | FastRow) and len(body) == request.body_bytes:
-                assert self._receive is None
-                self._receive = self._shared.loop.create_task(self._serve(head, request, bytes(body)))
+                if isinstance(request, FastReceive) or not self._take_row(head, request, bytes(body)):
+                    assert self._receive is None
+                    self._receive = self._shared.loop.create_task(self._serve(head, request, bytes(body)))
             elif self._handler is None:
                 self._hand_over(head + bytes(body))
             else:
@@ -409,6 +414,18 @@ class Connection(Front):
         """As those know it who end what waits for a connection."""
         return self
 
+    def _take_row(self, head: bytes, request: FastRow, body: bytes) -> bool:
+        """Tell a row, or begin to store one, in this very call; False: it takes a task."""
+        if request.is_append and self._appends.context.gate.take(len(body)):
+            self._begin(PendingAppend(self, head, request, body))
+            return True
+        answer = self._shared.rows.at_once(request)
+        if answer is None or self.transport is None:
+            return False
+        self.transport.write(answer)
+        self.answer_ended()
+        return True
+
     async def _serve(self, head: bytes, request: FastReceive | FastRow, body: bytes) -> None:
         if isinstance(request, FastRow):
             ended = await self._shared.rows.serve(request, body, self)
@@ -442,13 +459,15 @@ class Connection(Front):
         self._append = append
         append.began_ns = time.monotonic_ns()
         try:
-            begun = self._appends.begin(append.request, append.memory, append)
+            if isinstance(append.request, FastRow):
+                begun = self._shared.rows.begin(append.request, append.memory, append)
+            else:
+                begun = self._appends.begin(append.request, append.memory, append)
         except ShoalError as error:
             append.set_exception(error)
         except Exception:
             topic = append.request.topic
-            request = f"POST /v1/topics/{topic}/records"
-            facts = about("request-failed", topic=topic, request=request)
+            facts = about("request-failed", topic=topic, request=append.request.operation)
             logger.exception("topic %s: an append failed; this is a bug", topic, extra=facts)
             append.set_exception(ShoalError("internal", "the agent failed unexpectedly; its log says how"))
         else:

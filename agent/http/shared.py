@@ -12,7 +12,7 @@ from aiohttp import web
 
 from shoal.agent.http.admission.limits import KIB
 from shoal.agent.http.fast_receive import FastReceive, FastReceives
-from shoal.agent.http.fast_row import FastRow, FastRows
+from shoal.agent.http.fast_row import BEGINNINGS, FastRow, FastRows
 from shoal.agent.http.http1.head import RequestHead
 from shoal.agent.http.produce.fast_append import FastAppends, FastRequest
 
@@ -50,6 +50,10 @@ class Shared:
 
     def request(self, data: bytes) -> FastRequest | FastReceive | FastRow | RequestHead | None:
         """The request of a whole head. RequestHead: it goes the ordinary way. None: it cannot be read."""
+        if data.startswith(BEGINNINGS):
+            row = self.rows.known(data)
+            if row is not None:
+                return row
         receive = self.receives.remembered.get(data)
         if receive is not None:
             return receive

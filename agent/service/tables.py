@@ -25,6 +25,14 @@ class TableService(RecordService):
         with self._led_here(topic, partition) as (host, group):
             return await host.for_append(group, least_bytes=0).rows.get(key, deadline_ms, local=local)
 
+    def row_at_once(self, topic: Topic, partition: int, key: bytes) -> RowLookup | None:
+        """As get_row, where that takes no wait; None: get_row tells it, or why not."""
+        try:
+            entry = self._parts().host.for_append(self._group(topic, partition), least_bytes=0)
+        except ShoalError:
+            return None
+        return None if entry.table is None else entry.table.get_at_once(key)
+
     async def put_row(
         self, topic: Topic, partition: int, submission: Submission, condition: Condition, timeout_ms: int
     ) -> Appended:

@@ -63,6 +63,15 @@ class FakeTableBroker:
         found = rows.filter(pc.equal(rows.column(KEY_COLUMN), key)).to_pylist()
         return RowLookup(_table_row(found[0]) if found else None, end)
 
+    def row_at_once(self, topic: Topic, partition: int, key: bytes) -> RowLookup | None:
+        try:
+            rows, end = self._rows(topic, partition, local=False)
+        except ShoalError as error:
+            self.fail_next = [error, *self.fail_next]
+            return None
+        found = rows.filter(pc.equal(rows.column(KEY_COLUMN), key)).to_pylist()
+        return RowLookup(_table_row(found[0]) if found else None, end)
+
     async def put_row(
         self, topic: Topic, partition: int, submission: Submission, condition: Condition, timeout_ms: int
     ) -> Appended:

@@ -56,10 +56,10 @@ NOT_ARROW: Final = frozenset(("key", "key_field", "deliver_at", "delay"))
 
 
 class FastRequest(NamedTuple):
-    """An append, as its head says. `operation`: its name in the API. `stored`: counts its acknowledgement."""
+    """An append, as its head says. `operation`: its name in the API. `answered`: counts its success."""
 
     operation: str
-    stored: Tally
+    answered: Tally
     body_bytes: int
     topic: str
     partition: int | None

@@ -130,6 +130,52 @@ async def test_a_get_sees_every_put_that_was_answered() -> None:
                 await asyncio.sleep(0.01)
 
 
+async def test_a_sole_voter_answers_at_once() -> None:
+    """As long as it leads, and its view has all that is committed: else it waits, as one of several voters
+    always does."""
+    cluster, disks = table_cluster(count=1)
+    for disk in disks.values():
+        disk.resident = "/view/"
+    async with cluster:
+        leader = await cluster.leader()
+        told = 0
+        for number in range(60):
+            appended = await put(leader, b"k%d" % (number % 7), b"%d" % number)
+            found = keeper_of(leader).get_at_once(b"k%d" % (number % 7))
+            if found is not None:
+                told += 1
+                assert found.row is not None
+                assert (found.row.value, found.row.offset) == (b"%d" % number, appended.base_offset)
+                assert found.as_of > appended.base_offset
+            assert (await get(leader, b"k%d" % (number % 7))).row is not None
+            assert keeper_of(leader).get_at_once(b"none") == RowLookup(None, Offset(number + 1))
+        made = leader.host.views.get(GROUP)
+        assert made is not None
+        await until(lambda: made.view.saved.offset == 60)
+        for number in range(7):
+            at_once = keeper_of(leader).get_at_once(b"k%d" % number)
+            assert at_once is None or at_once == await get(leader, b"k%d" % number)
+            told += at_once is not None
+        assert told >= 7
+        held, made.view.limits = made.view.limits, ViewLimits(held_rows=0)
+        await put(leader, b"k1", b"new")
+        assert keeper_of(leader).get_at_once(b"k1") is None
+        assert keeper_of(leader).get_at_once(b"none") is None
+        made.view.limits = held
+        row, _ = await get(leader, b"k1")
+        assert row is not None
+        assert row.value == b"new"
+        keeper = keeper_of(leader)
+        leader.host.replica(GROUP).fail("damaged", "for a test")
+        assert keeper.get_at_once(b"k1") is None
+    several, _ = table_cluster()
+    async with several:
+        leader = await several.leader()
+        await put(leader, b"k", b"1")
+        await get(leader, b"k")
+        assert [keeper_of(node).get_at_once(b"k") for node in several.alive] == [None] * 3
+
+
 async def test_conditions_are_judged_against_entries_that_are_not_committed_yet() -> None:
     """Of many who come at once one is stored, and the others are told of that one."""
     cluster, _ = table_cluster(seed=2)

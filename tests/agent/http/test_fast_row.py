@@ -10,7 +10,7 @@ import pytest
 from http_fixtures import Agent, Answer, one_agent, two_agents, until_free
 
 from shoal.agent.http.fast_receive import Ended, ReceiveFront
-from shoal.agent.http.fast_row import FAST_VALUE_BYTES_MAX, FastRow, FastRows
+from shoal.agent.http.fast_row import FAST_VALUE_BYTES_MAX, FastRow, FastRows, PutAnswer
 from shoal.errors import ShoalError
 from shoal.format.batch import Offset
 
@@ -31,15 +31,29 @@ async def agent() -> AsyncIterator[Agent]:
 
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[Ended]:
-    """What became of those that were taken the short way."""
+    """What became of those that were taken the short way: in the call, as appends, or by a task."""
     found: list[Ended] = []
-    serve = FastRows.serve
+    serve, at_once, begin = FastRows.serve, FastRows.at_once, FastRows.begin
 
     async def noted(self: FastRows, request: FastRow, body: bytes, front: ReceiveFront) -> Ended:
         found.append(await serve(self, request, body, front))
         return found[-1]
 
+    def noted_at_once(self: FastRows, request: FastRow) -> bytes | None:
+        answer = at_once(self, request)
+        found.extend([] if answer is None else [Ended.ANSWERED])
+        return answer
+
+    def noted_append(self: FastRows, request: FastRow, body: bytes, answer: PutAnswer) -> bool:
+        found.append(Ended.ANSWERED)
+        if begun := begin(self, request, body, answer):
+            return begun
+        found[-1] = Ended.MOVED
+        return False
+
     monkeypatch.setattr(FastRows, "serve", noted)
+    monkeypatch.setattr(FastRows, "at_once", noted_at_once)
+    monkeypatch.setattr(FastRows, "begin", noted_append)
     return found
 
 
@@ -59,6 +73,7 @@ def sequence(number: int) -> dict[str, str]:
     return {**PRODUCER, "Shoal-Producer-Sequence": str(number)}
 
 
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "by a task"])
 @pytest.mark.parametrize(
     ("asked", "taken"),
     [
@@ -82,9 +97,16 @@ def sequence(number: int) -> dict[str, str]:
     ids=lambda value: str(value)[:60] if isinstance(value, list) else str(value),
 )
 async def test_both_ways_answer_alike(
-    agent: Agent, ends: list[Ended], asked: list[Asked], taken: int
+    agent: Agent,
+    ends: list[Ended],
+    asked: list[Asked],
+    taken: int,
+    at_once: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Heads and bodies, stored and read, refusals too; each is taken or left as it should be."""
+    if not at_once:
+        monkeypatch.setattr(agent.broker, "row_at_once", lambda *_: None)
     answers = {}
     for table, more in (("short", {}), ("ordinary", {"X-Unusual": "1"})):
         found = []
@@ -131,16 +153,18 @@ async def test_faults_are_told_and_counted(agent: Agent, monkeypatch: pytest.Mon
     agent.broker.fail_next = [ShoalError("timeout", "slow")]
     assert not (await agent.request("PUT", "/v1/tables/short/k", b"v")).problem("timeout")["definite"]
 
-    async def fails(*_: object, **__: object) -> Offset:
+    def fails(*_: object, **__: object) -> Offset:
         raise ValueError("a bug")
 
     with monkeypatch.context() as patched:
+        patched.setattr(agent.broker, "row_at_once", fails)
+        (await agent.get("/v1/tables/short/k")).problem("unknown-key")
         patched.setattr(agent.broker, "get_row", fails)
         (await agent.get("/v1/tables/short/k")).problem("internal")
     assert (await agent.request("PUT", "/v1/tables/short/k", b"v")).status == 200
     measures = agent.runner.context.measures.requests
     for operation, status, count in (
-        ("readRow", 429, 1), ("putRow", 504, 1), ("readRow", 500, 1), ("putRow", 200, 1)
+        ("readRow", 429, 1), ("putRow", 504, 1), ("readRow", 404, 1), ("readRow", 500, 1), ("putRow", 200, 1)
     ):  # fmt: skip
         assert measures[operation, status].count == count
 
