@@ -574,10 +574,10 @@ MUTANTS = (
     Mutant(
         believe_every_chunk,
         ("ViewHasAll", "GroupHistory", "NoInternalError"),
-        first_seed=1,
+        first_seed=3,
         knobs=TIMERS | {"only": ("rot_run", "rot_run", "kill_one"), "rot": True},
     ),
-    Mutant(drop_a_row_at_a_merge, ("ViewHasAll", "GroupHistory", "QueuesDrain"), knobs=TIMERS),
+    Mutant(drop_a_row_at_a_merge, ("ViewHasAll", "GroupHistory", "QueuesDrain"), first_seed=2, knobs=TIMERS),
     Mutant(refuse_before_the_commit, ("TableHistory",), knobs=TABLES),
     Mutant(judge_by_what_is_committed, ("TableHistory",), first_seed=2, knobs=TABLES),
     Mutant(judge_before_the_sequence, ("TableHistory",), first_seed=2, knobs=TABLES),
