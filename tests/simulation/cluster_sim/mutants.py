@@ -563,7 +563,7 @@ MUTANTS = (
     ),
     Mutant(redrive_from_the_first_letter, ("GroupHistory",), first_seed=21, knobs=REDRIVEN),
     Mutant(make_an_entry_a_turn, ("OneEntryPerCycle",), knobs=SHARED | {"sync_ms_max": 30}),
-    Mutant(never_end_a_lease, ("QueuesDrain",), knobs=SHARED),
+    Mutant(never_end_a_lease, ("QueuesDrain",), first_seed=3, knobs=SHARED | {"safety_ms": 5_000}),
     Mutant(count_entries_that_were_cut, ("CountedOnce",), knobs=SHARED | {"only": ("cut_leader",)}),
     Mutant(count_no_attempt_of_a_nack, ("GroupHistory",), knobs=SHARED),
     Mutant(number_answers_by_their_entry, ("GroupHistory", "LeaderIsSound"), first_seed=22, knobs=SHARED),
