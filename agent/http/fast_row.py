@@ -56,26 +56,26 @@ _PLAIN_LINE: Final = re.compile(
 """A topic and a key without escapes, and no query: the key is these bytes."""
 _ROW_FIELDS: Final = UNDERSTOOD | {"if-match", "if-none-match"}
 _PARAMETERS: Final = frozenset(("timeout", "forward", "consistency", "key_base64"))
-_READ_ROW: Final = api.READ_ROW.name
-_PUT_ROW: Final = api.PUT_ROW.name
 OK: Final = 200
 
 logger = logging.getLogger("shoal.http")
 
 
 class RowFields(NamedTuple):
-    """The headers of a request, understood. `reads`: they are those of a plain GET. `producer`: of the first
-    request with these headers."""
+    """The headers of a request, understood. `reads`: they are those of a plain GET. `is_asked`: something has
+    to be judged. `producer`: of the first request with these headers."""
 
     body_bytes: int
     host: str
     reads: bool
     condition: Condition
+    is_asked: bool
     producer: ProducerStamp | None
 
 
 class FastRow(NamedTuple):
-    """A GET or a PUT, as its head says. `answered`: counts its success. `lead_bytes`: see FastRequest."""
+    """A GET or a PUT, as its head says. `answered`: counts its success. `is_append`: it is stored whatever is
+    there. `lead_bytes`: see FastRequest."""
 
     body_bytes: int
     operation: str
@@ -87,12 +87,8 @@ class FastRow(NamedTuple):
     timeout_ms: int
     condition: Condition
     producer: ProducerStamp | None
+    is_append: bool
     lead_bytes: int = 0
-
-    @property
-    def is_append(self) -> bool:
-        """Whether it stores whatever is there."""
-        return self.is_put and not self.condition.is_asked
 
 
 class PutAnswer(Answer, Protocol):
@@ -109,17 +105,25 @@ class FastRows:
         self._policy = policy
         self._table = table
         self._remembered: dict[bytes, RowFields | None] = {}
+        counts = context.measures.requests
+        self._of_read, self._of_put = (
+            (operation.name, counts[operation.name, OK]) for operation in (api.READ_ROW, api.PUT_ROW)
+        )
+        self._timeout_ms = context.limits.default_timeout_ms
 
     def known(self, data: bytes) -> FastRow | None:
         """The request of a whole head that differs from an earlier one in its first line alone, or in a
         producer's sequence too. None: it has to be read."""
         line_end = data.find(b"\r\n")
-        rest, sequence = without_sequence(data[line_end:])
-        fields = self._remembered.get(rest)
+        rest = data[line_end:]
+        fields, sequence = self._remembered.get(rest), None
+        if fields is None:
+            rest, sequence = without_sequence(rest)
+            fields = self._remembered.get(rest)
         line = None if fields is None else _PLAIN_LINE.fullmatch(data, 0, line_end)
-        is_put = data.startswith(b"PUT")
         if fields is None or line is None or len(data) > HEAD_BYTES_MAX:
             return None
+        is_put = data.startswith(b"PUT")
         if not is_put and (fields.body_bytes or not fields.reads):
             return None
         try:
@@ -127,14 +131,13 @@ class FastRows:
         except ShoalError:
             return None  # it will be refused, with this very error
         producer = fields.producer
-        if producer is not None and sequence is not None:
+        if sequence is not None and producer is not None:
             producer = producer._replace(sequence=sequence)
         topic, key = line.groups()
-        operation = _PUT_ROW if is_put else _READ_ROW
+        operation, answered = self._of_put if is_put else self._of_read
         return FastRow(
-            fields.body_bytes, operation, self.context.measures.requests[operation, OK],
-            topic.decode("ascii"), key, is_put, False, self.context.limits.default_timeout_ms,
-            fields.condition, producer,
+            fields.body_bytes, operation, answered, topic.decode("ascii"), key, is_put, False,
+            self._timeout_ms, fields.condition, producer, is_put and not fields.is_asked,
         )  # fmt: skip
 
     def request(self, data: bytes, framing: RequestHead) -> FastRow | None:
@@ -186,7 +189,7 @@ class FastRows:
         operation = route.operation.name
         return FastRow(
             body_bytes, operation, self.context.measures.requests[operation, OK], arguments[0], key, is_put,
-            is_local(query), timeout_ms, fields.condition, producer,
+            is_local(query), timeout_ms, fields.condition, producer, is_put and not fields.is_asked,
         )  # fmt: skip
 
     def at_once(self, request: FastRow) -> bytes | None:
@@ -331,4 +334,5 @@ def read_fields(data: bytes, body_bytes: int) -> RowFields | None:
     has_condition = "if-match" in headers or "if-none-match" in headers
     condition = write_condition(headers, deletes=False)
     producer = producer_stamp(headers)
-    return RowFields(body_bytes, headers["host"], reads and not has_condition, condition, producer)
+    reads = reads and not has_condition
+    return RowFields(body_bytes, headers["host"], reads, condition, condition.is_asked, producer)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.agent.table import TableRow
-from shoal.agent.views.memory_rows import SETTLED_ROWS, MemoryRows
+from shoal.agent.views.memory_rows import SETTLED_ROWS, TAKEN_BYTES, MemoryRows
 from shoal.agent.views.row_order import offsets_from
 from shoal.agent.views.table_order import KeyColumn, newest_of_each
 from shoal.format.batch import (
@@ -108,9 +108,9 @@ class RecentRecords:
         self._batches: list[pa.RecordBatch] = []
         self._sizes: list[int] = []
 
-    def add(self, base_offset: int, batch: pa.RecordBatch) -> None:
+    def add(self, base_offset: int, batch: pa.RecordBatch, body_bytes: int) -> None:
         """The records of the next entry. Where there is no room the older half of these makes some."""
-        room, size_bytes = self._room, batch.nbytes + RECENT_ENTRY_BYTES
+        room, size_bytes = self._room, body_bytes + RECENT_ENTRY_BYTES
         while room.used_bytes + size_bytes > room.limit_bytes and self._bases:
             self._drop((len(self._bases) + 1) // 2)
         if room.used_bytes + size_bytes <= room.limit_bytes:
@@ -148,22 +148,50 @@ class TableMemory(MemoryRows):
         self.recent = RecentRecords(room or RecentRoom())
         self.rows = 0
         self.size_bytes = 0
+        self._taken: list[tuple[int, pa.RecordBatch]] = []
+        """Entries as they came, with their first offsets."""
+        self._taken_bytes = 0
         self._fresh: list[tuple[pa.Array, pa.Array]] = []
         self._parts: list[KeyPart] = []
 
     def take(self, stamp: Stamp, batch: pa.RecordBatch) -> None:
-        """See MemoryRows. The keys are copied: the batch holds its values too."""
-        offsets = offsets_from(stamp.base_offset, batch.num_rows)
-        has_value = pc.cast(pc.is_valid(batch.column(VALUE_COLUMN)), pa.int64())
-        places = pc.add(pc.multiply(offsets, 2), has_value)
-        keys = batch.column(KEY_COLUMN).take(offsets_from(0, batch.num_rows))
-        self._fresh.append((keys, places))
-        self.recent.add(stamp.base_offset, batch)
+        """See MemoryRows. Entries stay as they came until there are TAKEN_BYTES of them, or somebody asks: a
+        put is an entry of few records."""
+        if not batch.num_rows:
+            return
+        self._taken.append((stamp.base_offset, batch))
+        self._taken_bytes += stamp.body_length
+        self.recent.add(stamp.base_offset, batch, stamp.body_length)
         self.rows += batch.num_rows
-        self.size_bytes += keys.nbytes
+        self.size_bytes += stamp.body_length
+        if self._taken_bytes >= TAKEN_BYTES:
+            self.let_go()
 
     def let_go(self) -> None:
-        """See MemoryRows: it holds none."""
+        """See MemoryRows: keys are copied, since an entry holds its values too."""
+        if not self._taken:
+            return
+        taken, self._taken, self._taken_bytes = self._taken, [], 0
+        while taken:
+            first = behind = taken[0][0]
+            adjoining: list[pa.RecordBatch] = []
+            for base, batch in taken:
+                if base != behind or behind - first >= SETTLED_ROWS:
+                    break  # a peer's runs have what lies between
+                adjoining.append(batch)
+                behind += batch.num_rows
+            keys = pa.chunked_array([batch.column(KEY_COLUMN) for batch in adjoining])
+            twice = pc.multiply(offsets_from(first, behind - first), 2)
+            values = [batch.column(VALUE_COLUMN) for batch in adjoining]
+            if any(column.null_count for column in values):
+                has_value = pa.chunked_array([pc.is_valid(column) for column in values]).combine_chunks()
+                places = pc.add(twice, pc.cast(has_value, pa.int64()))
+            else:
+                places = pc.add(twice, 1)
+            copied = keys.take(offsets_from(0, behind - first)).combine_chunks()
+            self._fresh.append((copied, places))
+            taken = taken[len(adjoining) :]
+        self._count()
 
     def drop_before(self, offset: Offset) -> None:
         """See MemoryRows."""
@@ -195,6 +223,7 @@ class TableMemory(MemoryRows):
         return None
 
     def _settle(self) -> None:
+        self.let_go()
         if not self._fresh:
             return
         begin = rows = 0
@@ -222,5 +251,6 @@ class TableMemory(MemoryRows):
         self._parts.append(part)
 
     def _count(self) -> None:
-        self.rows = sum(map(len, self._parts))
-        self.size_bytes = sum(part.keys.array.nbytes for part in self._parts)
+        columns = [keys for keys, _ in self._fresh] + [part.keys.array for part in self._parts]
+        self.rows = sum(map(len, columns))
+        self.size_bytes = sum(column.nbytes for column in columns)
