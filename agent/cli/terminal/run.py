@@ -22,7 +22,8 @@ T = TypeVar("T")
 C = TypeVar("C", bound="AdminClient")
 
 ADVICE = {
-    "unknown-topic": "`shoal topic list` shows the topics, `shoal topic create NAME` makes one",
+    "unknown-topic": "`shoal topic list` shows the topics, `shoal topic create NAME` makes one, with --kind"
+    " one of another kind",
     "unknown-partition": "`shoal topic describe TOPIC` shows its partitions",
     "unknown-group": "`shoal group list TOPIC` shows the topic's groups, `shoal group create TOPIC GROUP`"
     " makes one",
