@@ -1,7 +1,8 @@
 """Watchers of a table that write down what they were told, by the Python client and as an event stream.
 
 Law of this file: each change stands behind the one before, whatever breaks. An event stream goes on at any
-agent behind the last id that was told.
+agent behind the last id that was told. The rows that come first, with the changes before the word `current`,
+are a page of the whole table.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 
-from log_clients import CONNECT_TIMEOUT_S, GONE, MAX_HEAD_BYTES, PAUSE_S, Address
+from log_clients import CONNECT_TIMEOUT_S, GONE, MAX_HEAD_BYTES, PAUSE_S, Address, now_s
 from table_clients import OK, TableWork, positions_in
-from table_history import Stored, Watched
+from table_history import Scanned, Stored, Watched
 
 from shoal import AsyncClient, ClientConfig, RetryPolicy, ShoalError, TableChangeKind, Unreachable
 from shoal.errors import ClientError
@@ -20,6 +21,24 @@ from shoal.errors import ClientError
 WATCH_RETRY_MS = 8_000
 STAY_S = (0.3, 1.0, 4.0)
 """So long a stream is read, then it is broken off and resumed elsewhere."""
+
+
+class Contents:
+    """The rows of a watch that begins, until they are the table at one cut."""
+
+    def __init__(self) -> None:
+        self._begun = now_s()
+        self._rows: dict[str, tuple[str, int]] = {}
+
+    def take(self, key: str, value: str | None, offset: int) -> None:
+        """A row, or a change of one."""
+        self._rows.pop(key, None)
+        if value is not None:
+            self._rows[key] = (value, offset)
+
+    def page(self, client: str, cut: dict[int, int]) -> Scanned:
+        """All of them, at this cut."""
+        return Scanned(client, "", None, None, self._rows, cut, self._begun)
 
 
 class TableWatcher:
@@ -48,14 +67,17 @@ class TableWatcher:
                 await asyncio.sleep(PAUSE_S)
 
     async def _watch(self, client: AsyncClient) -> None:
-        watched: Watched | None = None
+        contents, watched = Contents(), None
         async with client.table(self._table.topic).watch() as watch:
             async for change in watch:
+                value = None if change.value is None else change.value.decode()
                 if change.kind is TableChangeKind.CURRENT:
                     watched = Watched(self._name, watch.positions() or {})
                     self._table.history.watches.append(watched)
-                elif watched is not None:
-                    value = None if change.value is None else change.value.decode()
+                    self._table.history.scans.append(contents.page(self._name, watched.since))
+                elif watched is None:
+                    contents.take(change.key.decode(), value, change.offset)
+                else:
                     place = (change.partition, change.offset)
                     watched.changes.append((place, Stored(change.key.decode(), value)))
 
@@ -83,6 +105,7 @@ class StreamWatcher:
 
     async def _stream(self, agent: Address) -> None:
         """Raises OSError, TimeoutError, IncompleteReadError, ValueError."""
+        contents = Contents()
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(*agent, limit=2**24)
         try:
@@ -98,20 +121,22 @@ class StreamWatcher:
                 self._last_id = self._watched = None
             if status == OK:
                 async for fields in _events(reader):
-                    self._take(fields)
+                    self._take(fields, contents)
         finally:
             writer.transport.abort()
 
-    def _take(self, fields: dict[str, str]) -> None:
-        kind, watched = fields.get("event"), self._watched
+    def _take(self, fields: dict[str, str], contents: Contents) -> None:
+        kind, watched, told = fields.get("event"), self._watched, json.loads(fields.get("data", "null"))
         self._last_id = fields.get("id", self._last_id)
         if kind == "current" and watched is None:
-            self._watched = Watched(self._name, positions_in(json.loads(fields["data"])["as_of"]))
-            self._table.history.watches.append(self._watched)
+            self._watched = watched = Watched(self._name, positions_in(told["as_of"]))
+            self._table.history.watches.append(watched)
+            self._table.history.scans.append(contents.page(self._name, watched.since))
         elif kind == "change" and watched is not None:
-            told = json.loads(fields["data"])
             place = (told["partition"], told["offset"])
             watched.changes.append((place, Stored(told["key"], told["value"])))
+        elif kind in ("row", "change"):
+            contents.take(told["key"], told["value"], told["offset"])
 
 
 async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, str]]:
