@@ -52,7 +52,7 @@ from cluster_sim.queue_mutants import (
 from cluster_sim.simulation import ClusterSimulation
 from cluster_sim.table_mutants import (
     drop_from_memory_what_came_meanwhile,
-    forget_ends_of_rows_at_a_merge,
+    forget_ends_of_rows_in_runs,
     get_from_a_view_that_lags,
     get_without_asking,
     judge_before_the_sequence,
@@ -589,11 +589,7 @@ MUTANTS = (
     Mutant(drop_from_memory_what_came_meanwhile, ("TableHistory",), knobs=ROWS_IN_RUNS),
     Mutant(scan_memory_later_than_runs, ("TableHistory",), knobs=ROWS_IN_RUNS),
     Mutant(tell_a_later_cut, ("TableHistory",), knobs=ROWS_IN_RUNS),
-    Mutant(
-        forget_ends_of_rows_at_a_merge,
-        ("TableHistory",),
-        knobs=ROWS_IN_RUNS | {"producer_pause_ms": 400, "safety_ms": 20_000},
-    ),
+    Mutant(forget_ends_of_rows_in_runs, ("TableHistory",), knobs=ROWS_IN_RUNS),
     Mutant(
         trim_rows_before_runs_are_saved,
         ("ViewBehindLog",),

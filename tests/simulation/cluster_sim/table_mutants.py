@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cluster_sim.timer_mutants import trim_before_runs_are_saved
 from shoal.agent.delivery.table_keeper import TableKeeper
@@ -13,8 +14,9 @@ from shoal.agent.http.tables.watch import WatchSource
 from shoal.agent.partition.appender import Appender
 from shoal.agent.partition.applier import Applier
 from shoal.agent.table import ScanPage, ScanRequest
+from shoal.agent.views.table_memory import KeyPlace
 from shoal.agent.views.table_order import TableOrder, newest_of_each
-from shoal.agent.views.table_view import TableView, _Cut
+from shoal.agent.views.table_view import FoundRow, TableView, _Cut
 from shoal.agent.views.view import SortedView
 from shoal.format.batch import LogIndex
 
@@ -85,29 +87,32 @@ def keep_the_oldest_in_runs() -> list[Patch]:
 
 def look_into_the_oldest_run_first() -> list[Patch]:
     """And give what it has."""
-    in_run, pinned = TableView._in_run, SortedView.pinned
 
-    async def mutated(self: TableView, run: Any, key: bytes) -> Any:
-        with pinned(self.view) as runs:
-            for older in runs:
-                found = await in_run(self, older, key)
-                if found is not None:
-                    return found
+    async def in_runs(self: TableView, key: bytes) -> FoundRow | None:
+        with self.view.pinned() as runs:
+            for run in runs:
+                number = run.index.holding(key)
+                if number is None:
+                    continue
+                held = self._hold(run, number, bytes(await run.chunk_bytes(number, number + 1)))
+                at = held.find(key)
+                if at is not None:
+                    row = self._row(run, number, held, at, key)
+                    return FoundRow(KeyPlace(held.offset(at), row is not None), row)
         return None
 
-    return [(TableView, "_in_run", mutated)]
+    return [(TableView, "in_runs", in_runs), (TableView, "at_once", lambda *_: None)]
 
 
-def forget_ends_of_rows_at_a_merge() -> list[Patch]:
-    """A merge drops what ends rows of older runs, too."""
-    kept = TableOrder.kept
+def forget_ends_of_rows_in_runs() -> list[Patch]:
+    """A run has no records that end rows of older runs."""
+    in_order = TableOrder.in_order
 
-    def mutated(
-        self: TableOrder, rows: pa.RecordBatch, *, is_oldest: bool, expired_us: int
-    ) -> pa.RecordBatch:
-        return kept(self, rows, is_oldest=True, expired_us=expired_us)
+    def mutated(self: TableOrder, rows: pa.RecordBatch) -> pa.Array:
+        numbers = in_order(self, rows)
+        return numbers.filter(pc.is_valid(rows.column(self._value)).take(numbers))
 
-    return [(TableOrder, "kept", mutated)]
+    return [(TableOrder, "in_order", mutated)]
 
 
 def drop_from_memory_what_came_meanwhile() -> list[Patch]:
@@ -127,7 +132,7 @@ def scan_memory_later_than_runs() -> list[Patch]:
     async def scan(self: TableView, request: ScanRequest, fresh: Any) -> ScanPage:
         runs = self.view.pinned().__enter__()
         await asyncio.sleep(LATER_S)
-        cut = _Cut(self._order, runs, self._memory.parts(), self.view.applied.offset)
+        cut = _Cut(self._order, runs, self.memory.parts(), self.view.applied.offset)
         begin = b"" if request.after is None else request.after + b"\0"
         stem = request.prefix
         end = stem[:-1] + bytes([stem[-1] + 1]) if stem else None
