@@ -17,10 +17,12 @@ from shoal.agent.table import ScanPage, ScanRequest
 from shoal.agent.views.table_memory import KeyPlace
 from shoal.agent.views.table_order import TableOrder, newest_of_each
 from shoal.agent.views.table_view import FoundRow, TableView, _Cut
+from shoal.agent.views.upkeep import view_set
 from shoal.agent.views.view import SortedView
 from shoal.format.batch import LogIndex
 
 Patch = tuple[Any, str, Any]
+LATE_MS = 60_000
 LATER_S = 0.2
 """So long a page of many rows may be read."""
 
@@ -165,5 +167,6 @@ def skip_a_change_at_a_resume() -> list[Patch]:
 
 
 def trim_rows_before_runs_are_saved() -> list[Patch]:
-    """The log goes as far as the view has taken it, into memory."""
-    return trim_before_runs_are_saved()
+    """The log goes as far as the view has taken it, into memory, where no run is made for a while."""
+    late = [(SortedView, "wants_run", property(lambda _: False)), (view_set, "SEAL_AFTER_MS", LATE_MS)]
+    return [*trim_before_runs_are_saved(), *late]
