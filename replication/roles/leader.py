@@ -254,9 +254,9 @@ class Leader:
 
     def flush(self, now_ms: int) -> None:
         """Turn what is due into messages; called once for each ready()."""
-        if self.reads.waiting and self.reads.begin_round():
-            self._heartbeat_due = True
-            self._confirm_reads()
+        if self.reads.waiting:
+            self._heartbeat_due |= self.reads.begin_round()
+            self._confirm_reads()  # perhaps without an answer: those who owe one may be voters no more
         heartbeat, self._heartbeat_due = self._heartbeat_due, False
         notice, self._notice_due = self._notice_due, False
         state, last_index = self._state, self._state.log.last_index

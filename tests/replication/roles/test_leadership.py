@@ -189,6 +189,22 @@ def test_a_sole_voter_confirms_at_once() -> None:
     assert group.reads == [(0, 3, 1)]
 
 
+def test_a_read_needs_no_answer_of_a_voter_that_is_removed() -> None:
+    """Of two voters one was asked and is silent. Without it the leader is a majority by itself: no one would
+    ever answer that round, and all later reads wait for it (thesis 6.4)."""
+    group = Group(2)
+    leader = group.elect(0)
+    group.cut = {1}
+    leader.read_index(3, group.now_ms)
+    group.drain(0)
+    group.mail.clear()
+    assert group.reads == []
+    leader.propose_configuration([leader.configuration.replicas[0]], group.now_ms)
+    group.drain(0)
+    assert leader.configuration.voters == (A,)
+    assert [token for _, token, _ in group.reads] == [3]
+
+
 def test_reads_share_a_round() -> None:
     """Safety 23: a hundred reads of one turn cost one heartbeat to each follower."""
     group = Group()
