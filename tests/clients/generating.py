@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pathlib
 import subprocess
 from typing import Any
@@ -14,7 +15,9 @@ TOOL_SECONDS = 100.0
 
 
 async def run(*command: str, directory: pathlib.Path) -> str:
-    """What it says; a test that fails with it otherwise."""
+    """What it says; a test that fails with it otherwise. Others' tools may read certificates, which our own
+    processes are spared."""
+    environment = {name: value for name, value in os.environ.items() if name != "SSL_CERT_FILE"}
     done = await asyncio.to_thread(
         subprocess.run,
         command,
@@ -22,6 +25,7 @@ async def run(*command: str, directory: pathlib.Path) -> str:
         capture_output=True,
         text=True,
         timeout=TOOL_SECONDS,
+        env=environment,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
