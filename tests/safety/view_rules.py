@@ -27,8 +27,8 @@ VIEW_FAULTS: tuple[Fault, ...] = (
         20,
         "a run is trusted without its checksum",
         "agent/views/run_reader.py",
-        "            if len(own) != chunk.length or crc32c.crc32c(own, self._seed) != chunk.checksum:\n",
-        "            if len(own) != chunk.length:\n",
+        "        if len(data) != length or crc32c.crc32c(data, self._seed) != self.index.checksum(number):\n",
+        "        if len(data) != length:\n",
         (A + "views/test_timer_view.py::test_a_damaged_run_is_made_again_from_the_log",),
     ),
     Fault(
@@ -67,8 +67,8 @@ VIEW_FAULTS: tuple[Fault, ...] = (
         20,
         "the runs of a damaged view are read",
         "agent/views/view.py",
-        "        if self.damage:\n",
-        "        if False:\n",
+        '        if self.damage:\n            raise ViewNotReady(f"{self.files.directory} is being mended: {',
+        '        if False:\n            raise ViewNotReady(f"{self.files.directory} is being mended: {',
         (A + "views/test_timer_view.py::test_a_damaged_run_waits_where_the_log_is_gone",),
     ),
     Fault(
