@@ -4,6 +4,7 @@ clocks that a stand-still of the process does not move."""
 from __future__ import annotations
 
 import asyncio
+import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -32,6 +33,12 @@ assert providers.Constants().integers is not None
 providers._get_local_constants = providers.Constants
 
 
+HERE = pathlib.Path(__file__).parent
+AGENTS_APART = ("cluster", "serf", "spark", "operations", "agent/cli")
+"""Folders of tests whose agents and clients are processes of their own. These go by the machine's clock, and
+who judges what happened before what must too: by a clock that lags answers come before questions."""
+
+
 def pytest_addoption(parser: Any) -> None:
     parser.addoption(
         "--plain-clocks",
@@ -46,7 +53,8 @@ def pytest_asyncio_loop_factories(
     """Of the loop of each asynchronous test and fixture."""
     from steady_loop import SteadyLoop
 
-    if config.getoption("plain_clocks") or item.get_closest_marker("machine_clock"):
+    is_apart = any(item.path.is_relative_to(HERE / folder) for folder in AGENTS_APART)
+    if is_apart or config.getoption("plain_clocks") or item.get_closest_marker("machine_clock"):
         return {"machine": asyncio.new_event_loop}
     return {"steady": SteadyLoop}
 
