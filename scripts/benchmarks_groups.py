@@ -42,9 +42,8 @@ HANDED = 400
 PRODUCE_BATCHES = 1000
 PER_SECOND_BAR = 50_000
 KILLS = 10
-KILLED_MESSAGES = (
-    6_000_000  # more than are received in ten times ten seconds: without any no kill would follow
-)
+KILLED_MESSAGES = 6_000_000
+"""More than are received during all kills: each waits until consumers are at work again."""
 OUTAGE_SECONDS = 6.0
 """After a kill, in which the longest time without a message is looked for."""
 MEDIAN_BAR_SECONDS, WORST_BAR_SECONDS = 1.0, 2.0
