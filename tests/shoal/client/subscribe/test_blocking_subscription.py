@@ -18,14 +18,37 @@ from shoal.client.loop_thread import LoopThread
 from shoal.client.produce.producer import batch_of
 
 
+class ThreadedGroups(FakeGroups):
+    """Looked at on the thread of its agents, which change a group between any two steps of another."""
+
+    def __init__(self, cluster: FakeCluster, thread: LoopThread) -> None:
+        super().__init__(cluster)
+        self._thread = thread
+
+    def undone(self) -> int:
+        """Messages that are not acknowledged."""
+        return self._thread.call(
+            lambda: sum(
+                desk.group.spans.undone + desk.feed.count(desk.group.next, desk.append_us)
+                for desk in self.desks("t", "g")
+            )
+        )
+
+    def in_flight(self) -> int:
+        """Messages that somebody holds."""
+        return self._thread.call(
+            lambda: sum(desk.leader.describe(0, 0).in_flight for desk in self.desks("t", "g"))
+        )
+
+
 @pytest.fixture
-def groups() -> Iterator[FakeGroups]:
+def groups() -> Iterator[ThreadedGroups]:
     """Three agents with groups, on a thread of their own."""
     thread = LoopThread("fake-cluster")
 
-    async def start() -> FakeGroups:
+    async def start() -> ThreadedGroups:
         cluster = FakeCluster(3)
-        groups = FakeGroups(cluster)
+        groups = ThreadedGroups(cluster, thread)
         await cluster.__aenter__()
         return groups
 
@@ -38,26 +61,19 @@ def groups() -> Iterator[FakeGroups]:
 
 
 @pytest.fixture
-def client(groups: FakeGroups) -> Iterator[Client]:
+def client(groups: ThreadedGroups) -> Iterator[Client]:
     """A client that knows one of them."""
     with Client(groups.cluster.urls[0], QUICK) as client:
         yield client
 
 
-def fill(groups: FakeGroups, messages: int, partitions: int = 1) -> None:
+def fill(groups: ThreadedGroups, messages: int, partitions: int = 1) -> None:
     topic = groups.cluster.create("t", partitions)
     for number, log in enumerate(topic.partitions):
         log.append([batch_of([b"%06d" % (number * 1_000 + row) for row in range(messages)])], None)
 
 
-def undone(groups: FakeGroups) -> int:
-    return sum(
-        desk.group.spans.undone + desk.feed.count(desk.group.next, desk.append_us)
-        for desk in groups.desks("t", "g")
-    )
-
-
-def test_a_plain_loop_acknowledges_what_it_has_worked_on(groups: FakeGroups, client: Client) -> None:
+def test_a_plain_loop_acknowledges_what_it_has_worked_on(groups: ThreadedGroups, client: Client) -> None:
     """Each message once, in order; what was not begun is free again when the client goes."""
     fill(groups, 250)
     seen = []
@@ -68,11 +84,11 @@ def test_a_plain_loop_acknowledges_what_it_has_worked_on(groups: FakeGroups, cli
             break
     assert seen == list(range(230))
     client.close()
-    assert undone(groups) == 20
-    assert groups.desks("t", "g")[0].leader.describe(0, 0).in_flight == 0
+    assert groups.undone() == 20
+    assert groups.in_flight() == 0
 
 
-def test_an_error_in_a_plain_loop_gives_its_message_back(groups: FakeGroups, client: Client) -> None:
+def test_an_error_in_a_plain_loop_gives_its_message_back(groups: ThreadedGroups, client: Client) -> None:
     """It comes again as its second attempt; those before it are done."""
     fill(groups, 10)
     groups.create("t", "g", retry={"first": "0s", "most": "0s"})
@@ -93,10 +109,10 @@ def test_an_error_in_a_plain_loop_gives_its_message_back(groups: FakeGroups, cli
                 message.ack()
                 break
     assert sorted(seen) == [(3, 2), *((offset, 1) for offset in range(4, 10))]
-    assert undone(groups) == 0
+    assert groups.undone() == 0
 
 
-def test_a_block_gives_the_error_as_the_reason(groups: FakeGroups, client: Client) -> None:
+def test_a_block_gives_the_error_as_the_reason(groups: ThreadedGroups, client: Client) -> None:
     """A message that was settled before it is left alone."""
     fill(groups, 2)
 
@@ -114,7 +130,7 @@ def test_a_block_gives_the_error_as_the_reason(groups: FakeGroups, client: Clien
     assert [body["reason"] for body in groups.said("nack")] == ["ValueError: at 1"]
 
 
-def test_an_interrupt_of_a_body_counts_and_delays_nothing(groups: FakeGroups, client: Client) -> None:
+def test_an_interrupt_of_a_body_counts_and_delays_nothing(groups: ThreadedGroups, client: Client) -> None:
     """Ctrl-C in the midst of a message: it comes again at once, as its next attempt."""
     fill(groups, 2)
 
@@ -133,7 +149,7 @@ def test_an_interrupt_of_a_body_counts_and_delays_nothing(groups: FakeGroups, cl
         message.ack()
 
 
-def test_threads_settle_what_another_has_taken(groups: FakeGroups, client: Client) -> None:
+def test_threads_settle_what_another_has_taken(groups: ThreadedGroups, client: Client) -> None:
     """A pool of workers, whatever the order in which they are done."""
     fill(groups, 300, partitions=2)
     seen: Counter[tuple[int, int]] = Counter()
@@ -152,7 +168,7 @@ def test_threads_settle_what_another_has_taken(groups: FakeGroups, client: Clien
             taken += 1
         pool.shutdown(wait=True)
         subscription.flush(60)
-        assert undone(groups) == 0
+        assert groups.undone() == 0
     assert len(seen) == 600
     assert set(seen.values()) == {1}
     assert subscription.poll(0) is None
@@ -160,7 +176,9 @@ def test_threads_settle_what_another_has_taken(groups: FakeGroups, client: Clien
         message.extend(1)
 
 
-def test_a_subscription_that_is_dropped_gives_back_what_it_holds(groups: FakeGroups, client: Client) -> None:
+def test_a_subscription_that_is_dropped_gives_back_what_it_holds(
+    groups: ThreadedGroups, client: Client
+) -> None:
     """Also where garbage is collected on the client's own thread, as after an error of `poll`."""
     fill(groups, 5)
     dropped = [client.subscribe("t", group="g")]
@@ -169,7 +187,7 @@ def test_a_subscription_that_is_dropped_gives_back_what_it_holds(groups: FakeGro
     wait_until(lambda: bool(groups.said("release")))
 
 
-def test_batches_of_arrow(groups: FakeGroups, client: Client) -> None:
+def test_batches_of_arrow(groups: ThreadedGroups, client: Client) -> None:
     """As messages: asking for the next acks those before."""
     fill(groups, 25)
     taken: list[int] = []
@@ -180,12 +198,12 @@ def test_batches_of_arrow(groups: FakeGroups, client: Client) -> None:
                 batch.ack()
                 break
     assert taken == list(range(25))
-    assert undone(groups) == 0
+    assert groups.undone() == 0
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_interrupts_lose_no_message(groups: FakeGroups, client: Client) -> None:
+def test_interrupts_lose_no_message(groups: ThreadedGroups, client: Client) -> None:
     """A loop that is interrupted a hundred times: a message that its body did not see is not acknowledged."""
     fill(groups, 400)
     groups.create("t", "g", retry={"first": "0s", "most": "0s"}, max_attempts=None)
@@ -194,8 +212,8 @@ def test_interrupts_lose_no_message(groups: FakeGroups, client: Client) -> None:
     subscription = client.subscribe("t", group="g", batch=20)
     with Interrupts(0.004, __file__) as interrupts:
         deadline = time.monotonic() + 200
-        while len(seen) < 400 or undone(groups):
-            assert time.monotonic() < deadline, f"{undone(groups)} are left, {subscription}"
+        while len(seen) < 400 or groups.undone():
+            assert time.monotonic() < deadline, f"{groups.undone()} are left, {subscription}"
             got: list[int] = []
             try:
                 if interrupted < 100:
@@ -207,7 +225,7 @@ def test_interrupts_lose_no_message(groups: FakeGroups, client: Client) -> None:
             except KeyboardInterrupt:
                 interrupted += 1
             seen.update(got)
-            acknowledged = 400 - undone(groups)
+            acknowledged = 400 - groups.undone()
             assert acknowledged <= len(seen)
     assert seen == set(range(400))
 
