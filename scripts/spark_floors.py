@@ -31,9 +31,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from shoal.spark import ShoalDataSource
-from shoal.spark.fetch import DEFAULT_POLICY, Scan, compose
-from shoal.spark.options import COLUMNS
-from shoal.spark.plan import OffsetRange
+from shoal.spark.options.read_options import COLUMNS
+from shoal.spark.read.fetch import DEFAULT_POLICY, Scan, compose
+from shoal.spark.read.plan import OffsetRange
 
 INDEX = "index.json"
 HEAD_BYTES_MAX = 64 * 1024

@@ -39,6 +39,7 @@ FILE_ROOMS = {
     "shoal/errors.py": "shoal/errors",
     "shoal/lookup.py": "shoal/lookup",
     "shoal/name_resolver.py": "shoal/name_resolver",
+    "shoal/spark/pyspark_api.py": "shoal/spark/pyspark_api",
     "shoal/unpicklable.py": "shoal/unpicklable",
 }
 # What any room may import: it knows nobody.
@@ -60,9 +61,10 @@ ROOMS = {
     "agent/__main__": "agent/cli",
     "agent/cli": """agent agent/cli/bench agent/cli/examine agent/cli/records agent/cli/terminal agent/cli/top
         agent/config agent/process agent/settings membership/wire segment_store/disk segment_store/errors
-        shoal/__init__ shoal/client shoal/client/http shoal/spark""",
+        shoal/__init__ shoal/client shoal/client/http shoal/spark shoal/spark/options""",
     "agent/cli/examine": """agent/cli/records agent/cli/terminal agent/durable agent/partition agent/topics
-        segment_store/check segment_store/disk segment_store/errors segment_store/format shoal/spark""",
+        segment_store/check segment_store/disk segment_store/errors segment_store/format shoal/spark
+        shoal/spark/options""",
     "agent/cli/records": """agent/cli/terminal segment_store/check shoal/client shoal/client/consume
         shoal/client/produce shoal/client/subscribe shoal/client/tables""",
     "agent/cli/bench": "agent/cli/terminal shoal/client shoal/client/http shoal/client/produce",
@@ -142,7 +144,11 @@ ROOMS = {
     "agent/settings": "",
     "shoal/__init__": """shoal/client shoal/client/consume shoal/client/http shoal/client/produce
         shoal/client/subscribe shoal/client/tables""",
-    "shoal/spark": "shoal/client/http",
+    "shoal/spark": """shoal/spark/options shoal/spark/pyspark_api shoal/spark/read shoal/spark/write""",
+    "shoal/spark/write": """shoal/client/http shoal/spark/options shoal/spark/pyspark_api shoal/spark/read""",
+    "shoal/spark/read": "shoal/client/http shoal/spark/options shoal/spark/pyspark_api",
+    "shoal/spark/options": "",
+    "shoal/spark/pyspark_api": "",
     "shoal/client": """shoal/client/consume shoal/client/http shoal/client/produce shoal/client/subscribe
         shoal/client/tables""",
     "shoal/client/produce": "shoal/client/http",

@@ -30,7 +30,12 @@ ALLOWED_IMPORTS = {
 # Third-party packages with an owner: only these files may import them.
 OWNERS = {
     "liburing": {"segment_store/disk/ring.py"},
-    "pyspark": {"shoal/spark/source.py"},
+    "pyspark": {
+        "shoal/spark/source.py",
+        "shoal/spark/pyspark_api.py",
+        "shoal/spark/read/readers.py",
+        "shoal/spark/write/writers.py",
+    },
     "zeroconf": {"membership/net/mdns.py"},
     "cryptography": {"membership/wire/sealing.py"},
     "typer": {"agent/cli/"},
@@ -124,8 +129,8 @@ PURE = (
     "shoal/format/partitioner.py",
     "shoal/format/producer_table.py",
     "shoal/format/row_encoding.py",
-    "shoal/spark/options.py",
-    "shoal/spark/plan.py",
+    "shoal/spark/options/*.py",
+    "shoal/spark/read/plan.py",
     "shoal/format/tabular.py",
     "shoal/format/xxh3.py",
 )

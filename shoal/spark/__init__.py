@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:  # what `_HOMES` says, for those who check and complete
-    from shoal.spark.options import SourceError
+    from shoal.spark.options.errors import SourceError
     from shoal.spark.setup import prepare
     from shoal.spark.source import ShoalDataSource, register
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.spark import java
-from shoal.spark.options import SourceError
+from shoal.spark.options.errors import SourceError
 
 WORKER_FILES: Final = (
     "__init__.py",
@@ -32,18 +32,29 @@ WORKER_FILES: Final = (
     "format/partitioner.py",
     "format/xxh3.py",
     "spark/__init__.py",
-    "spark/fetch.py",
-    "spark/http.py",
     "spark/java.py",
-    "spark/options.py",
-    "spark/plan.py",
-    "spark/send.py",
+    "spark/options/__init__.py",
+    "spark/options/bounds.py",
+    "spark/options/errors.py",
+    "spark/options/known.py",
+    "spark/options/read_options.py",
+    "spark/options/values.py",
+    "spark/options/write_options.py",
+    "spark/pyspark_api.py",
+    "spark/read/__init__.py",
+    "spark/read/fetch.py",
+    "spark/read/http.py",
+    "spark/read/plan.py",
+    "spark/read/readers.py",
+    "spark/read/stream.py",
+    "spark/read/table.py",
+    "spark/read/topics.py",
     "spark/setup.py",
     "spark/source.py",
-    "spark/stream.py",
-    "spark/table.py",
-    "spark/topics.py",
-    "spark/write.py",
+    "spark/write/__init__.py",
+    "spark/write/send.py",
+    "spark/write/write.py",
+    "spark/write/writers.py",
 )
 """The files that a Python worker needs beside PySpark and pyarrow: none of the agent, none compiled."""
 

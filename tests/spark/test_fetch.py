@@ -10,11 +10,13 @@ import pytest
 
 from shoal.errors import ShoalError
 from shoal.format.batch import DEFAULT_SCHEMA, schema_message
-from shoal.spark.fetch import JOINED_BYTES_MAX, FetchPolicy, RangeReader, Scan, is_local
-from shoal.spark.http import POOL, Persistence
-from shoal.spark.options import COLUMNS, HEADERS, Selection, SourceError
-from shoal.spark.plan import LogEnds, OffsetRange
-from shoal.spark.topics import Directory
+from shoal.spark.options.bounds import Selection
+from shoal.spark.options.errors import SourceError
+from shoal.spark.options.read_options import COLUMNS, HEADERS
+from shoal.spark.read.fetch import JOINED_BYTES_MAX, FetchPolicy, RangeReader, Scan, is_local
+from shoal.spark.read.http import POOL, Persistence
+from shoal.spark.read.plan import LogEnds, OffsetRange
+from shoal.spark.read.topics import Directory
 
 Cluster: TypeAlias = Any  # these two are conftest's: test modules do not import one another
 Handler: TypeAlias = Any
@@ -321,7 +323,7 @@ def test_typed_topics_are_refused(cluster: Cluster) -> None:
 
 def test_a_replica_beside_the_reader_is_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader is elsewhere: the copy on this machine answers, told how far the log goes."""
-    monkeypatch.setattr("shoal.spark.fetch.is_local", lambda host: host == "localhost")
+    monkeypatch.setattr("shoal.spark.read.fetch.is_local", lambda host: host == "localhost")
     near = cluster.url(0).replace("127.0.0.1", "localhost")
     task = scan(cluster, 1, 0, 30, urls=(cluster.url(1), near), policy=FetchPolicy(fetch_bytes=1))
     assert values(read(task)) == expected(1, 0, 30)

@@ -10,20 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.spark.options import (
-    COLUMNS,
-    EARLIEST,
-    LATEST,
-    MAX_ROWS,
-    Bound,
-    Mode,
-    Selection,
-    SourceError,
-    SourceOptions,
-    parse_sink_options,
-    parse_source_options,
-)
-from shoal.spark.plan import LogEnds, Narrowing, OffsetRange, plan, resolve
+from shoal.spark.options.bounds import EARLIEST, LATEST, Bound, Selection
+from shoal.spark.options.errors import SourceError
+from shoal.spark.options.known import Mode
+from shoal.spark.options.read_options import COLUMNS, MAX_ROWS, SourceOptions, parse_source_options
+from shoal.spark.options.write_options import parse_sink_options
+from shoal.spark.read.plan import LogEnds, Narrowing, OffsetRange, plan, resolve
 
 STATES = {"t": {0: LogEnds(10, 110, ("http://a:1",)), 1: LogEnds(0, 50, ("http://b:1", "http://a:1"))}}
 

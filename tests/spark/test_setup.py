@@ -28,9 +28,9 @@ from shoal.agent.cli.main import main
 from shoal.format.hash_ranges import key_hash
 from shoal.spark import ShoalDataSource, java
 from shoal.spark import setup as spark_setup
-from shoal.spark.options import SourceError
-from shoal.spark.plan import Narrowing
-from shoal.spark.source import ShoalStreamReader
+from shoal.spark.options.errors import SourceError
+from shoal.spark.read.plan import Narrowing
+from shoal.spark.read.readers import ShoalStreamReader
 
 FRESH = """
 import json, sys
@@ -38,7 +38,7 @@ for name in ("aiohttp", "liburing", "crc32c", "xxhash", "msgpack", "zeroconf", "
     sys.modules[name] = None  # as where they are not installed
 import pyspark_shoal
 import shoal.format.hash_ranges
-import shoal.spark.write
+import shoal.spark.write.write
 ours = sorted(name for name in sys.modules if name.split(".")[0] == "shoal")
 hashed = shoal.format.hash_ranges.key_hash(b"key")
 print(json.dumps([ours, shoal.format.hash_ranges.__file__, hashed, pyspark_shoal.DefaultSource.name()]))

@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ShoalError
-from shoal.spark.http import POOL
-from shoal.spark.options import Mode, SourceError, parse_source_options
-from shoal.spark.plan import LogEnds, limit_ends, stream_ends, stream_ranges
-from shoal.spark.stream import StreamPlanner
-from shoal.spark.topics import Directory
+from shoal.spark.options.errors import SourceError
+from shoal.spark.options.known import Mode
+from shoal.spark.options.read_options import parse_source_options
+from shoal.spark.read.http import POOL
+from shoal.spark.read.plan import LogEnds, limit_ends, stream_ends, stream_ranges
+from shoal.spark.read.stream import StreamPlanner
+from shoal.spark.read.topics import Directory
 
 Cluster: TypeAlias = Any  # conftest's: test modules do not import one another
 

@@ -12,9 +12,12 @@ from blocking_fixtures import cluster_on_thread
 from fake_cluster import FakeCluster, refuse, reset_before_storing
 from fake_table_routes import FakeTables
 
-import shoal.spark.table
-from shoal.spark.options import TABLE_COLUMNS, Mode, SourceError, parse_sink_options, parse_table_options
-from shoal.spark.table import TablePartitionReader, TableTask
+import shoal.spark.read.table
+from shoal.spark.options.errors import SourceError
+from shoal.spark.options.known import Mode
+from shoal.spark.options.read_options import TABLE_COLUMNS, parse_table_options
+from shoal.spark.options.write_options import parse_sink_options
+from shoal.spark.read.table import TablePartitionReader, TableTask
 
 
 @pytest.fixture
@@ -80,7 +83,7 @@ def test_a_partition_that_changes_is_read_at_the_cut_of_its_last_page(
     tables: FakeTables, monkeypatch: pytest.MonkeyPatch, seed: int, spooled: int
 ) -> None:
     """Rows put, replaced and deleted on both sides of every page: all as they were at one moment."""
-    monkeypatch.setattr(shoal.spark.table, "SPOOLED_BYTES_MAX", spooled)
+    monkeypatch.setattr(shoal.spark.read.table, "SPOOLED_BYTES_MAX", spooled)
     rng = random.Random(seed)
     keys = [b"k%02d" % number for number in range(40)]
     for key in keys[::2]:

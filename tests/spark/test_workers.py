@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from shoal.spark import source as spark
-from shoal.spark.options import SinkOptions, parse_sink_options
+from shoal.spark.options.write_options import SinkOptions, parse_sink_options
+from shoal.spark.pyspark_api import settle_worker
+from shoal.spark.read import readers
+from shoal.spark.write import writers
 
 OPTIONS: SinkOptions = parse_sink_options({"topic": "t", "agent": "127.0.0.1:9"}, {})
 
@@ -38,16 +40,16 @@ class Writer:
 def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Counts of frozen objects, in a process that has had no task."""
     Writer.seen = []
-    monkeypatch.setattr(spark, "TaskWriter", Writer)
-    spark.settle_worker.cache_clear()
+    monkeypatch.setattr(writers, "TaskWriter", Writer)
+    settle_worker.cache_clear()
     gc.unfreeze()
     yield Writer.seen
     gc.unfreeze()
-    spark.settle_worker.cache_clear()
+    settle_worker.cache_clear()
 
 
 def read_nothing() -> None:
-    assert list(spark._read(InputPartition(None))) == []
+    assert list(readers._read(InputPartition(None))) == []
     Writer().write(iter(()))
 
 
@@ -55,8 +57,8 @@ def read_nothing() -> None:
     "work",
     [
         read_nothing,
-        lambda: spark.ShoalWriter(OPTIONS).write(iter(())),
-        lambda: spark.ShoalStreamWriter(OPTIONS).write(iter(())),
+        lambda: writers.ShoalWriter(OPTIONS).write(iter(())),
+        lambda: writers.ShoalStreamWriter(OPTIONS).write(iter(())),
     ],
     ids=["read", "write", "stream"],
 )
@@ -64,7 +66,7 @@ def test_what_a_worker_imported_is_looked_through_by_no_later_collection(
     frozen: list[int], monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]
 ) -> None:
     """PySpark collects garbage after each task. Once: what a task leaves is garbage as ever."""
-    monkeypatch.setattr(spark.TaskContext, "get", classmethod(lambda cls: TASK))
+    monkeypatch.setattr(writers.TaskContext, "get", classmethod(lambda cls: TASK))
     work()
     work()
     assert frozen[0] >= frozen[1] > 10_000  # some of it is gone, nothing came

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from shoal.spark import java
-from shoal.spark.options import SourceError
+from shoal.spark.options.errors import SourceError
 from shoal.spark.setup import check_worker_python
 
 CHECK_SECONDS = 10.0

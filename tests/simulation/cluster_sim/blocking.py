@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from log_clients import Connections, NoAnswer
 
-from shoal.spark.http import Answer, MovedError
+from shoal.spark.read.http import Answer, MovedError
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class Blocking:
 
 
 class BlockingPool:
-    """As shoal.spark.http.ConnectionPool, over the simulated network."""
+    """As shoal.spark.read.http.ConnectionPool, over the simulated network."""
 
     def __init__(self) -> None:
         self._connections = Connections()

@@ -31,8 +31,8 @@ from shoal.client.consume.consumer import AsyncConsumer
 from shoal.errors import ShoalError
 from shoal.format.arrow_stream import SEQUENCES_PER_LANE
 from shoal.format.hash_ranges import hash_ranges, key_hash, partition_for
-from shoal.spark.options import SourceError
-from shoal.spark.send import Chunk, ChunkSender, Place, Sink
+from shoal.spark.options.errors import SourceError
+from shoal.spark.write.send import Chunk, ChunkSender, Place, Sink
 
 KEYS = 12
 SEND_MAX = 6

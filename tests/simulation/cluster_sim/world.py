@@ -40,8 +40,8 @@ import shoal.client.produce.lone_record
 import shoal.client.produce.lone_socket
 import shoal.client.produce.producer
 import shoal.membership.net.gossip as gossip_module
-import shoal.spark.fetch
-import shoal.spark.send
+import shoal.spark.read.fetch
+import shoal.spark.write.send
 from cluster_sim.blocking import BlockingPool
 from cluster_sim.crowd import HOARD_BYTES, PLACES
 from cluster_sim.loop import LIFE, Life, SimLoop
@@ -71,7 +71,7 @@ TIME_READERS = (
     shoal.client.produce.accumulator,
     shoal.client.produce.lone_record,
     shoal.client.produce.lone_socket,
-    shoal.spark.send,
+    shoal.spark.write.send,
 )
 SMALL_SEGMENT_BYTES = 16 * 1_024
 CATALOG_BYTES = 8 * 1_024
@@ -185,9 +185,9 @@ def replacements(
         (os, "urandom", rng.randbytes),
         (shoal.client.http.requests, "random", _Chance(rng)),
         (shoal.client.http.connection, "socket", Sockets(loop)),
-        (shoal.spark.send, "POOL", pool),
-        (shoal.spark.send, "_ROUTES", {}),
-        (shoal.spark.fetch, "POOL", pool),
+        (shoal.spark.write.send, "POOL", pool),
+        (shoal.spark.write.send, "_ROUTES", {}),
+        (shoal.spark.read.fetch, "POOL", pool),
         (directory_module, "claim_directory", claim_directory),
         (agent_module, "wipe", wipe),
         (directory_module, "open_disk", open_disk),

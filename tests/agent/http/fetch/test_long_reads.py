@@ -16,10 +16,10 @@ from shoal.agent.fetch import FetchRequest
 from shoal.agent.partition.reader import LONG_FETCH_BYTES
 from shoal.errors import ShoalError
 from shoal.format.batch import MAX_FRAME_BYTES, LogIndex, Offset
-from shoal.spark.fetch import FetchPolicy, RangeReader, Scan
-from shoal.spark.http import Persistence
-from shoal.spark.options import SourceError
-from shoal.spark.plan import OffsetRange
+from shoal.spark.options.errors import SourceError
+from shoal.spark.read.fetch import FetchPolicy, RangeReader, Scan
+from shoal.spark.read.http import Persistence
+from shoal.spark.read.plan import OffsetRange
 from tests.agent.agents import Agents, Running, agents_in, eventually
 
 BATCHES = 24

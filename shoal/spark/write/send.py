@@ -23,8 +23,9 @@ from shoal.format.arrow_stream import (
     SEQUENCES_PER_LANE,
     VALUE_COLUMN,
 )
-from shoal.spark.fetch import RangeReader, Scan
-from shoal.spark.http import (
+from shoal.spark.options.errors import SourceError
+from shoal.spark.read.fetch import RangeReader, Scan
+from shoal.spark.read.http import (
     DEFAULT_RETRIES,
     MOVING_STATUSES,
     POOL,
@@ -34,9 +35,8 @@ from shoal.spark.http import (
     document_of,
     said,
 )
-from shoal.spark.options import SourceError
-from shoal.spark.plan import OffsetRange
-from shoal.spark.topics import fetch_routes
+from shoal.spark.read.plan import OffsetRange
+from shoal.spark.read.topics import fetch_routes
 
 CHUNK_BYTES: Final = 8 * 2**20
 """Of one request: half of what a stored batch may have, so that a chunk is never too large."""

@@ -26,7 +26,9 @@ from shoal.format.arrow_stream import (
     VALUE_COLUMN,
     decode_stream,
 )
-from shoal.spark.http import (
+from shoal.spark.options.errors import SourceError, data_loss
+from shoal.spark.options.read_options import COLUMNS, HEADERS
+from shoal.spark.read.http import (
     DEFAULT_RETRIES,
     MOVING_STATUSES,
     POOL,
@@ -37,9 +39,8 @@ from shoal.spark.http import (
     document_of,
     said,
 )
-from shoal.spark.options import COLUMNS, HEADERS, SourceError, data_loss
-from shoal.spark.plan import OffsetRange
-from shoal.spark.topics import find_leader
+from shoal.spark.read.plan import OffsetRange
+from shoal.spark.read.topics import find_leader
 
 LARGE_BATCH_BYTES: Final = 512 * 1024
 """Stored batches of this size go to Spark as they are; smaller ones are joined."""

@@ -13,7 +13,10 @@ from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 from shoal.client.http.routes import PartitionRoute, RouteTable, TopicRoutes
-from shoal.spark.http import (
+from shoal.spark.options.bounds import Bound, Selection
+from shoal.spark.options.errors import SourceError
+from shoal.spark.options.values import normal_url
+from shoal.spark.read.http import (
     DEFAULT_RETRIES,
     POOL,
     Answer,
@@ -23,8 +26,7 @@ from shoal.spark.http import (
     ask,
     document_of,
 )
-from shoal.spark.options import Bound, Selection, SourceError, normal_url
-from shoal.spark.plan import LogEnds, Offsets, States, resolve, times_of
+from shoal.spark.read.plan import LogEnds, Offsets, States, resolve, times_of
 
 UNKNOWN_CONFIRMATIONS: Final = 3
 UNKNOWN_PAUSE_SECONDS: Final = 0.5

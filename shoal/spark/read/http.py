@@ -17,7 +17,8 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from shoal.spark.options import SourceError, normal_url
+from shoal.spark.options.errors import SourceError
+from shoal.spark.options.values import normal_url
 
 T = TypeVar("T")
 

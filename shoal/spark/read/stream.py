@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from shoal.spark.options import SourceOptions, data_loss
-from shoal.spark.plan import (
+from shoal.spark.options.errors import data_loss
+from shoal.spark.options.read_options import SourceOptions
+from shoal.spark.read.plan import (
     LogEnds,
     OffsetRange,
     Offsets,
@@ -24,7 +25,7 @@ from shoal.spark.plan import (
     stream_ends,
     stream_ranges,
 )
-from shoal.spark.topics import Directory
+from shoal.spark.read.topics import Directory
 
 DISCOVERY_SECONDS: Final = 10.0  # between two looks for new topics and partitions
 EMPTY_PAUSE_SECONDS: Final = 1.0  # between two looks while no topic exists

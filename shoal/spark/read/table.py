@@ -20,8 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.format.arrow_stream import ARROW_STREAM, KEY_COLUMN, VALUE_COLUMN, decode_stream
-from shoal.spark.fetch import RangeReader, Scan
-from shoal.spark.http import (
+from shoal.spark.options.errors import SourceError
+from shoal.spark.options.read_options import TABLE_COLUMNS
+from shoal.spark.read.fetch import RangeReader, Scan
+from shoal.spark.read.http import (
     DEFAULT_RETRIES,
     MOVING_STATUSES,
     POOL,
@@ -31,9 +33,8 @@ from shoal.spark.http import (
     Persistence,
     said,
 )
-from shoal.spark.options import TABLE_COLUMNS, SourceError
-from shoal.spark.plan import OffsetRange
-from shoal.spark.topics import find_leader
+from shoal.spark.read.plan import OffsetRange
+from shoal.spark.read.topics import find_leader
 
 PAGE_ROWS: Final = 10_000
 """Of one page, which is what an agent gives at most."""

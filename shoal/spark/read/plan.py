@@ -12,17 +12,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 from shoal.errors import numbered
-from shoal.spark.options import (
-    EARLIEST,
-    EARLIEST_NUMBER,
-    LATEST,
-    LATEST_NUMBER,
-    MAX_PIECES,
-    Bound,
-    SourceError,
-    SourceOptions,
-    data_loss,
-)
+from shoal.spark.options.bounds import EARLIEST, EARLIEST_NUMBER, LATEST, LATEST_NUMBER, Bound
+from shoal.spark.options.errors import SourceError, data_loss
+from shoal.spark.options.read_options import MAX_PIECES, SourceOptions
 
 
 class LogEnds(NamedTuple):

@@ -42,8 +42,8 @@ from shoal.format.arrow_stream import (
 )
 from shoal.format.hash_ranges import HASH_SPACE, key_hash, partition_for
 from shoal.format.partitioner import partition_batch
-from shoal.spark.options import SourceError
-from shoal.spark.send import Chunk, ChunkSender, Place, Sink
+from shoal.spark.options.errors import SourceError
+from shoal.spark.write.send import Chunk, ChunkSender, Place, Sink
 
 ROW_BYTES: Final = 32  # of a record, beside its key, value and headers
 GATHERED_BYTES: Final = 12 * 2**20

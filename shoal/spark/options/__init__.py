@@ -1,0 +1,1 @@
+"""Options of queries and writes, read and checked before any agent is asked."""

@@ -1,0 +1,180 @@
+"""Spark's readers of topics and tables: they plan on the driver and read on the executors.
+
+Objects here are pickled from the driver to the executors: they are made cheaply and hold no connections.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import datasource
+
+from shoal.spark.options.bounds import Selection
+from shoal.spark.options.read_options import SourceOptions, TableOptions
+from shoal.spark.pyspark_api import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    settle_worker,
+)
+from shoal.spark.read.fetch import RangeReader, Scan
+from shoal.spark.read.plan import Narrowing, OffsetRange, plan
+from shoal.spark.read.stream import StreamPlanner
+from shoal.spark.read.table import TablePartitionReader, TableTask
+from shoal.spark.read.topics import Directory
+
+
+@dataclass(frozen=True)
+class ShoalPartition(datasource.InputPartition):
+    """One task: a range of offsets with the addresses that serve it."""
+
+    scan: Scan
+
+
+def _tasks(
+    ranges: Sequence[OffsetRange], options: SourceOptions, agents: tuple[str, ...]
+) -> list[datasource.InputPartition]:
+    return [
+        ShoalPartition(Scan(piece, agents, options.columns, options.fail_on_data_loss)) for piece in ranges
+    ]
+
+
+def _read(partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
+    """One task's records. Spark passes a partition of its own when there is nothing to read."""
+    if TaskContext.get() is not None:
+        settle_worker()
+    if isinstance(partition, ShoalPartition):
+        yield from RangeReader(partition.scan).batches()
+
+
+class ShoalReader(datasource.DataSourceReader):
+    """Plans on the driver, reads on the executors."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._narrowing = Narrowing()
+
+    def partitions(self) -> list[datasource.InputPartition]:
+        """Ask the agents once for routes and offsets, and fix every task's range."""
+        options = self._options
+        directory = Directory(options.agents)
+        states = directory.states(options.selection)
+        starts = directory.resolve(options.starting, "starting", states)
+        ends = directory.resolve(options.ending, "ending", states)
+        narrowing = self._narrowing
+        since = None if narrowing.since_ms is None else directory.first_since(narrowing.since_ms, states)
+        return _tasks(plan(options, states, starts, ends, narrowing, since), options, directory.agents)
+
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
+        """One task's records."""
+        return _read(partition)
+
+
+class ShoalPushdownReader(ShoalReader):
+    """Also cuts ranges by filters. A reader that overrides pushFilters fails every query while
+    spark.sql.python.filterPushdown.enabled is false, its default, so this class is made on demand."""
+
+    def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:
+        """Bounds from filters on topic, partition, offset and timestamp; Spark still applies them all."""
+        condition: Any
+        for condition in filters:
+            comparison = _COMPARISONS.get(type(condition))
+            if comparison is not None and len(condition.attribute) == 1:  # else the column of a nested field
+                column = condition.attribute[0].lower()
+                self._narrowing = self._narrowing.by(column, comparison, condition.value)
+        return filters
+
+
+_COMPARISONS: Final[dict[type[datasource.Filter], str]] = {
+    datasource.EqualTo: "=",
+    datasource.In: "in",
+    datasource.GreaterThan: ">",
+    datasource.GreaterThanOrEqual: ">=",
+    datasource.LessThan: "<",
+    datasource.LessThanOrEqual: "<=",
+}
+
+
+@dataclass(frozen=True)
+class ShoalTablePartition(datasource.InputPartition):
+    """One task: a partition of a table."""
+
+    task: TableTask
+
+
+class ShoalTableReader(datasource.DataSourceReader):
+    """The rows of a table: each partition as one task, at one cut. Another action reads it anew."""
+
+    def __init__(self, options: TableOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[datasource.InputPartition]:
+        """A task for each partition that has, or had, records."""
+        options = self._options
+        directory = Directory(options.agents)
+        states = directory.states(Selection(topics=(options.table,)))[options.table]
+        return [
+            ShoalTablePartition(
+                TableTask(options.table, partition, state.urls, directory.agents, options.prefix)
+            )
+            for partition, state in sorted(states.items())
+            if state.high_watermark
+        ]
+
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
+        """One task's rows."""
+        if TaskContext.get() is not None:
+            settle_worker()
+        if isinstance(partition, ShoalTablePartition):
+            yield from TablePartitionReader(partition.task).batches()
+
+
+class ShoalStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans in a process of the driver that lives as long as the query; read() runs in other processes and
+    knows its partition only."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    @functools.cached_property
+    def _planner(self) -> StreamPlanner:
+        # Made when first asked: readers are also built only to be pickled.
+        return StreamPlanner(self._options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options}
+
+    def initialOffset(self) -> dict[str, Any]:
+        """{topic: {partition: offset}}, as in the Kafka source's checkpoints."""
+        return self._planner.initial_offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """maxOffsetsPerTrigger, if given."""
+        most = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next micro-batch; waits at an agent while there is nothing."""
+        return self._planner.latest_offset(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the end of the whole query."""
+        self._planner.prepare_available_now()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The ends of the logs, for the query's progress."""
+        return self._planner.reported_offset()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[datasource.InputPartition]:
+        """The tasks of one micro-batch."""
+        return _tasks(self._planner.ranges(start, end), self._options, self._planner.agents)
+
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
+        """One task's records."""
+        return _read(partition)

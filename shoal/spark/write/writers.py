@@ -1,0 +1,61 @@
+"""Spark's writers of topics: each micro-batch and each task is written once.
+
+Objects here are pickled from the driver to the executors: they are made cheaply and hold no connections.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import datasource
+
+from shoal.spark.options.errors import SourceError
+from shoal.spark.options.write_options import SinkOptions
+from shoal.spark.pyspark_api import settle_worker
+from shoal.spark.write.send import Sink
+from shoal.spark.write.write import TaskCounts, TaskWriter
+
+
+@dataclass(frozen=True)
+class ShoalCommit(datasource.WriterCommitMessage):
+    """The counts of one task."""
+
+    written: TaskCounts
+
+
+class ShoalWriter(datasource.DataSourceArrowWriter):
+    """df.write: a task that Spark repeats stores no record twice; with the option txnId, nor does the whole
+    write when it is started again."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._sink = Sink(options.agents, options.topic)
+        self._transaction = options.txn_id or uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> ShoalCommit:
+        """One task."""
+        task = TaskContext.get()
+        assert task is not None, "Spark writes within tasks"
+        settle_worker()
+        return ShoalCommit(TaskWriter(self._sink, self._transaction, task.partitionId()).write(iterator))
+
+
+class ShoalStreamWriter(datasource.DataSourceStreamArrowWriter):
+    """df.writeStream: a micro-batch that is repeated after a restart stores no record twice."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._sink = Sink(options.agents, options.topic)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> ShoalCommit:
+        """One task of one micro-batch. A repeated one has the same ids of query and batch."""
+        task = TaskContext.get()
+        assert task is not None, "Spark writes within tasks"
+        settle_worker()
+        query = task.getLocalProperty("sql.streaming.queryId")
+        batch = task.getLocalProperty("streaming.sql.batchId")
+        if query is None or batch is None:
+            raise SourceError("this Spark does not give its tasks the query's id: use PySpark 4.2")
+        return ShoalCommit(TaskWriter(self._sink, query, task.partitionId(), int(batch)).write(iterator))
