@@ -131,6 +131,7 @@ PURE = (
     "shoal/format/row_encoding.py",
     "shoal/spark/options/*.py",
     "shoal/spark/read/plan.py",
+    "shoal/spark/read/small.py",
     "shoal/format/tabular.py",
     "shoal/format/xxh3.py",
 )

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
+from collections.abc import Mapping
+from typing import Any
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -18,7 +21,23 @@ try:
 except ImportError as error:
     raise ImportError("shoal.spark needs PySpark 4.2 or newer: pip install 'shoal-log[spark]'") from error
 
-__all__ = ["ReadAllAvailable", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow", "settle_worker"]
+try:
+    from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper as SimpleReader
+except ImportError:  # takes_records() is false then, and nothing is done with the class
+
+    class SimpleReader:  # type: ignore[no-redef]
+        """In the place of PySpark's."""
+
+
+__all__ = [
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxRows",
+    "SimpleReader",
+    "SupportsTriggerAvailableNow",
+    "settle_worker",
+    "takes_records",
+]
 
 
 @functools.cache
@@ -29,3 +48,17 @@ def settle_worker() -> None:
     and PySpark takes 10 to 30 ms each time. (Not in a user's own process: tasks have workers.)
     """
     gc.freeze()
+
+
+def takes_records(modules: Mapping[str, Any] = sys.modules) -> bool:
+    """Whether this is the planning process of a stream whose PySpark asks a simple reader for its records.
+
+    That is PySpark's own affair and may change: so its function that plans a micro-batch is looked at, which
+    has to name what Shoal relies on. Elsewhere tasks read all records.
+    """
+    for name in ("pyspark.sql.streaming.python_streaming_source_runner", "__main__"):
+        function = getattr(modules.get(name), "partitions_func", None)
+        code = getattr(function, "__code__", None)
+        if code is not None:
+            return {"isinstance", "_SimpleStreamReaderWrapper", "getCache"} <= set(code.co_names)
+    return False

@@ -30,6 +30,7 @@ READ: Final = (
     "maxRecordsPerPartition",
     "maxOffsetsPerTrigger",
     "idleWaitMs",
+    "prefetchBytes",
 )
 TABLE: Final = ("agent", "table", "prefix")
 WRITE: Final = ("agent", "topic", "txnId")
@@ -43,7 +44,7 @@ _SPARKS: Final = (
 """Options that Spark itself reads and hands over with the others, for named queries and pipelines. They
 concern no topic."""
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pushdown")
-_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "idleWaitMs")
+_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "idleWaitMs", "prefetchBytes")
 _ADVICE: Final = {
     "kafka.bootstrap.servers": 'the agents are named by .option("agent", "http://HOST:7070")',
     "kafka.group.id": "there is no group: Spark's checkpoint holds the offsets",

@@ -16,6 +16,10 @@ MAX_ROWS: Final = 2**62  # of one micro-batch or task: no limit at all, and stil
 IDLE_WAIT_MS: Final = 3_000
 """How long an idle stream waits at an agent: short enough to notice new partitions, and a deleted topic."""
 IDLE_WAIT_MS_MAX: Final = 30_000
+PREFETCH_BYTES: Final = 2**20
+"""Of a micro-batch that is fetched while it is planned: some milliseconds of work for one process. Above it
+the 70 ms of a task matter less, and several cores read sooner than one."""
+PREFETCH_BYTES_MAX: Final = 16 * 2**20  # the driver holds them: its own memory, and Spark's
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 HEADERS: Final = "headers"
 TABLE_COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", HEADERS)
@@ -36,6 +40,7 @@ class SourceOptions:
     max_records_per_partition: int = MAX_ROWS
     max_offsets_per_trigger: int | None = None
     idle_wait_ms: int = IDLE_WAIT_MS
+    prefetch_bytes: int = PREFETCH_BYTES
     fail_on_data_loss: bool = True
 
 
@@ -68,6 +73,7 @@ def parse_source_options(
             count_of(given, "maxOffsetsPerTrigger", 1, MAX_ROWS) if "maxoffsetspertrigger" in given else None
         ),
         idle_wait_ms=count_of(given, "idleWaitMs", IDLE_WAIT_MS, IDLE_WAIT_MS_MAX, low=0),
+        prefetch_bytes=count_of(given, "prefetchBytes", PREFETCH_BYTES, PREFETCH_BYTES_MAX, low=0),
         fail_on_data_loss=boolean(given, "failOnDataLoss", default=True),
     )
 

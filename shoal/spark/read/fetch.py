@@ -62,6 +62,7 @@ class FetchPolicy(NamedTuple):
 
     fetch_bytes: int = 16 * 2**20  # one answer: asking costs a worker and an agent a millisecond together
     retries: Persistence = DEFAULT_RETRIES
+    asks_near: bool = True  # a replica on this machine before the leader
 
 
 DEFAULT_POLICY: Final = FetchPolicy()
@@ -96,14 +97,23 @@ class Scan:
 class RangeReader:
     """Reads one range, follows the partition when it moves, resumes after the last record yielded."""
 
-    def __init__(self, scan: Scan, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        scan: Scan,
+        pause: Callable[[float], None] = time.sleep,
+        request: Callable[..., Answer] = POOL.request,
+    ) -> None:
+        """`request`: as ConnectionPool.request, for reading records."""
         self._scan = scan
         self._pause = pause
+        self._send = request
         urls = scan.range.urls
         # A partition without leader at planning time may have no address: then any agent forwards.
         leader = next(iter(urls), None)
         # A replica beside us saves the network; the leader itself is asked as the leader.
-        near = next((url for url in urls if is_local(urlsplit(url).hostname or "")), None)
+        near = None
+        if scan.policy.asks_near:
+            near = next((url for url in urls if is_local(urlsplit(url).hostname or "")), None)
         self._near = near if near != leader else None
         self._agents = tuple(dict.fromkeys((*urls, *scan.agents)))
         find = partial(find_leader, scan.range.topic, scan.range.partition, self._agents)
@@ -169,7 +179,7 @@ class RangeReader:
         topic = quote(self._scan.range.topic, safe="")
         path = f"/v1/topics/{topic}/partitions/{self._scan.range.partition}/records?{urlencode(query)}"
         bytes_max = self._scan.policy.fetch_bytes + 2 * MAX_FRAME_BYTES  # whole batches at both ends
-        answer = POOL.request(base, "GET", path, headers, bytes_max=bytes_max)
+        answer = self._send(base, "GET", path, headers, bytes_max=bytes_max)
         if answer.status != 200:
             raise self._refusal(base, answer, offset)
         return _read_answer(base, answer, offset)

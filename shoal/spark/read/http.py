@@ -115,15 +115,18 @@ class ConnectionPool:
         body: Sequence[bytes | memoryview] | None = None,
         *,
         bytes_max: int = DOCUMENT_BYTES_MAX,
+        seconds_max: float = REQUEST_SECONDS_MAX,
+        admit: Callable[[int], None] = lambda length: None,
     ) -> Answer:
         """One exchange with the agent at `base`. Raises MovedError when it cannot be reached or breaks off.
+        `admit` is told the length of the answer before it is read, and may raise an error of its own.
 
         A request that fails on a connection from the pool before any answer is sent once more on a new one:
         the agent may have closed it meanwhile. All requests here may be repeated (reads, and appends that
         carry a sequence).
         """
         failure: Exception | None = None
-        for connection in filter(None, (self._take(base), _open(base))):
+        for connection in filter(None, (self._take(base, seconds_max), _open(base, seconds_max))):
             try:
                 connection.request(method, path, body=body, headers=dict(headers))
                 response = connection.getresponse()
@@ -131,7 +134,7 @@ class ConnectionPool:
                 connection.close()
                 failure = error
             else:
-                return self._finish(base, connection, response, bytes_max)
+                return self._finish(base, connection, response, bytes_max, admit)
         raise MovedError(f"{base}: {failure or type(failure).__name__}") from failure
 
     def first_of(
@@ -177,7 +180,7 @@ class ConnectionPool:
                 if not kept:
                     raise MovedError(f"{base}: {error or type(error).__name__}") from error
                 return self.request(base, "GET", path, {"Accept": JSON_MEDIA_TYPE})
-            return self._finish(base, connection, response, DOCUMENT_BYTES_MAX)
+            return self._finish(base, connection, response, DOCUMENT_BYTES_MAX, lambda length: None)
         except MovedError as error:
             return error
 
@@ -187,26 +190,28 @@ class ConnectionPool:
         connection: http.client.HTTPConnection,
         response: http.client.HTTPResponse,
         bytes_max: int,
+        admit: Callable[[int], None],
     ) -> Answer:
         try:
+            admit(response.length or 0)
             body = response.read(bytes_max + 1)
             if len(body) > bytes_max:
                 raise MovedError(f"{base} sent more than {bytes_max} bytes")
             if response.length:  # read(n) does not complain when the connection ends early
                 raise MovedError(f"{base} broke off within an answer")
-        except MovedError:
-            connection.close()
-            raise
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise MovedError(f"{base}: {error or type(error).__name__}") from error
+        except Exception:
+            connection.close()
+            raise
         if response.will_close or not response.isclosed():
             connection.close()
         else:
             self._keep(base, connection)
         return Answer(response.status, response.headers, body)
 
-    def _take(self, base: str) -> http.client.HTTPConnection | None:
+    def _take(self, base: str, seconds_max: float = REQUEST_SECONDS_MAX) -> http.client.HTTPConnection | None:
         with self._lock:
             if self._process != os.getpid():
                 self._process, self._idle = os.getpid(), []
@@ -215,7 +220,9 @@ class ConnectionPool:
                 self._idle.pop(0).connection.close()
             for place in range(len(self._idle) - 1, -1, -1):
                 if self._idle[place].base == base:
-                    return self._idle.pop(place).connection
+                    connection = self._idle.pop(place).connection
+                    connection.sock.settimeout(seconds_max)
+                    return connection
         return None
 
     def _keep(self, base: str, connection: http.client.HTTPConnection) -> None:
@@ -233,10 +240,10 @@ class ConnectionPool:
 POOL: Final = ConnectionPool()
 
 
-def _open(base: str) -> http.client.HTTPConnection:
+def _open(base: str, seconds_max: float = REQUEST_SECONDS_MAX) -> http.client.HTTPConnection:
     parts = urlsplit(base)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.netloc, timeout=REQUEST_SECONDS_MAX)
+    return kind(parts.netloc, timeout=seconds_max)
 
 
 def document_of(body: bytes) -> dict[str, Any]:

@@ -20,11 +20,14 @@ from shoal.spark.pyspark_api import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
+    SimpleReader,
     SupportsTriggerAvailableNow,
     settle_worker,
+    takes_records,
 )
-from shoal.spark.read.fetch import RangeReader, Scan
-from shoal.spark.read.plan import Narrowing, OffsetRange, plan
+from shoal.spark.read.fetch import LARGE_BATCH_BYTES, RangeReader, Scan
+from shoal.spark.read.plan import Narrowing, plan
+from shoal.spark.read.prefetch import Prefetcher
 from shoal.spark.read.stream import StreamPlanner
 from shoal.spark.read.table import TablePartitionReader, TableTask
 from shoal.spark.read.topics import Directory
@@ -32,25 +35,33 @@ from shoal.spark.read.topics import Directory
 
 @dataclass(frozen=True)
 class ShoalPartition(datasource.InputPartition):
-    """One task: a range of offsets with the addresses that serve it."""
+    """One task: ranges of offsets with the addresses that serve them. Only small ranges share a task."""
 
-    scan: Scan
+    scans: tuple[Scan, ...]
 
 
-def _tasks(
-    ranges: Sequence[OffsetRange], options: SourceOptions, agents: tuple[str, ...]
-) -> list[datasource.InputPartition]:
-    return [
-        ShoalPartition(Scan(piece, agents, options.columns, options.fail_on_data_loss)) for piece in ranges
-    ]
+def _tasks(planned: Iterable[tuple[Scan, ...]]) -> list[datasource.InputPartition]:
+    return [ShoalPartition(scans) for scans in planned]
 
 
 def _read(partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
     """One task's records. Spark passes a partition of its own when there is nothing to read."""
     if TaskContext.get() is not None:
         settle_worker()
-    if isinstance(partition, ShoalPartition):
-        yield from RangeReader(partition.scan).batches()
+    if not isinstance(partition, ShoalPartition):
+        return
+    if len(partition.scans) == 1:
+        yield from RangeReader(partition.scans[0]).batches()
+        return
+    joined: list[pa.RecordBatch] = []  # a batch costs Spark more than the few records of a small range
+    for scan in partition.scans:
+        for batch in RangeReader(scan).batches():
+            joined.append(batch)
+            if sum(some.nbytes for some in joined) >= LARGE_BATCH_BYTES:
+                yield pa.concat_batches(joined)
+                joined = []
+    if joined:
+        yield pa.concat_batches(joined)
 
 
 class ShoalReader(datasource.DataSourceReader):
@@ -69,7 +80,8 @@ class ShoalReader(datasource.DataSourceReader):
         ends = directory.resolve(options.ending, "ending", states)
         narrowing = self._narrowing
         since = None if narrowing.since_ms is None else directory.first_since(narrowing.since_ms, states)
-        return _tasks(plan(options, states, starts, ends, narrowing, since), options, directory.agents)
+        ranges = plan(options, states, starts, ends, narrowing, since)
+        return _tasks(Prefetcher(options).tasks(ranges, directory.agents))
 
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         """One task's records."""
@@ -141,14 +153,20 @@ class ShoalStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvaila
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
+        self._fetched: list[pa.RecordBatch] = []
+
+    # Both are made when first asked: readers are also built only to be pickled.
 
     @functools.cached_property
     def _planner(self) -> StreamPlanner:
-        # Made when first asked: readers are also built only to be pickled.
         return StreamPlanner(self._options)
 
+    @functools.cached_property
+    def _prefetcher(self) -> Prefetcher:
+        return Prefetcher(self._options)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options}
+        return {"_options": self._options, "_fetched": []}
 
     def initialOffset(self) -> dict[str, Any]:
         """{topic: {partition: offset}}, as in the Kafka source's checkpoints."""
@@ -172,9 +190,26 @@ class ShoalStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvaila
         return self._planner.reported_offset()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[datasource.InputPartition]:
-        """The tasks of one micro-batch."""
-        return _tasks(self._planner.ranges(start, end), self._options, self._planner.agents)
+        """The tasks of one micro-batch. A small one is fetched here: then Spark gets its records with it, and
+        runs no Python task unless it loses them."""
+        ranges, agents = self._planner.ranges(start, end), self._planner.agents
+        fetched = self._prefetcher.fetch(ranges, agents) if takes_records() else None
+        if fetched is None:
+            return _tasks(self._prefetcher.tasks(ranges, agents))
+        self._fetched, self.__class__ = fetched, ShoalFetchedReader
+        return _tasks([self._prefetcher.together(ranges, agents)])
 
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         """One task's records."""
         return _read(partition)
+
+
+class ShoalFetchedReader(ShoalStreamReader, SimpleReader):
+    """The reader of a stream between planning a micro-batch and handing over its records: Spark takes records
+    from simple readers only, and a simple reader has neither limits nor a lag."""
+
+    def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        """The records of the micro-batch that was planned last, once. Spark keeps them for repeated tasks."""
+        fetched, self._fetched = self._fetched, []
+        self.__class__ = ShoalStreamReader  # type: ignore[assignment]
+        return iter(fetched)
