@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from shoal.errors import ShoalError
 from shoal.format.batch import DEFAULT_SCHEMA, TIMER_SCHEMA, decode_stream, schema_message
 from shoal.format.hash_ranges import hash_ranges, key_hash, partition_for
-from shoal.spark.write import send as spark_send
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.write_options import check_written, parse_sink_options
 from shoal.spark.read.http import Persistence
+from shoal.spark.write import send as spark_send
 from shoal.spark.write.send import ChunkSender, Sink, encoded, same_records
 from shoal.spark.write.write import (
     GATHERED_BYTES,
