@@ -144,9 +144,12 @@ ROOMS = {
     "agent/settings": "",
     "shoal/__init__": """shoal/client shoal/client/consume shoal/client/http shoal/client/produce
         shoal/client/subscribe shoal/client/tables""",
-    "shoal/spark": """shoal/spark/options shoal/spark/pyspark_api shoal/spark/read shoal/spark/write""",
-    "shoal/spark/write": """shoal/client/http shoal/spark/options shoal/spark/pyspark_api shoal/spark/read""",
-    "shoal/spark/read": "shoal/client/http shoal/spark/options shoal/spark/pyspark_api",
+    "shoal/spark": """shoal/spark/options shoal/spark/pyspark_api shoal/spark/read shoal/spark/ship
+        shoal/spark/write""",
+    "shoal/spark/write": """shoal/client/http shoal/spark/options shoal/spark/pyspark_api shoal/spark/read
+        shoal/spark/ship""",
+    "shoal/spark/read": "shoal/client/http shoal/spark/options shoal/spark/pyspark_api shoal/spark/ship",
+    "shoal/spark/ship": "",
     "shoal/spark/options": "",
     "shoal/spark/pyspark_api": "",
     "shoal/client": """shoal/client/consume shoal/client/http shoal/client/produce shoal/client/subscribe

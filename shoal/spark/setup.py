@@ -6,13 +6,14 @@ PySpark is not imported here: a missing part has to be named in one line before 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +53,9 @@ WORKER_FILES: Final = (
     "spark/read/table.py",
     "spark/read/topics.py",
     "spark/setup.py",
+    "spark/ship/__init__.py",
+    "spark/ship/bootstrap.py",
+    "spark/ship/parcel.py",
     "spark/source.py",
     "spark/write/__init__.py",
     "spark/write/send.py",
@@ -151,20 +155,33 @@ def settled_settings(spark: Any) -> Iterator[None]:
         context.environment = before
 
 
+def files() -> dict[str, bytes]:
+    """What the zip holds, by name: from where this Shoal was loaded, which may be a zip itself."""
+    spec: Any = sys.modules["shoal"].__spec__
+    root = os.path.dirname(spec.submodule_search_locations[0])
+    names = (*(f"shoal/{name}" for name in WORKER_FILES), "pyspark_shoal.py")
+    return {name: spec.loader.get_data(os.path.join(root, name)) for name in sorted(names)}
+
+
+def zipped(contents: Mapping[str, bytes]) -> bytes:
+    """A zip of these files; the same ones give the same bytes."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in contents.items():
+            entry = zipfile.ZipInfo(name, _ZIP_TIME)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, data)
+    return made.getvalue()
+
+
 def package(target: Path) -> int:
     """Write the zip for addPyFile, --py-files or addArtifacts; how many files it has. Raises OSError."""
-    package_directory = Path(__file__).resolve().parent.parent
-    names = {f"shoal/{name}": package_directory / name for name in WORKER_FILES}
-    names["pyspark_shoal.py"] = package_directory.parent / "pyspark_shoal.py"
+    contents = files()
     temporary = target.with_name(f"{target.name}.{os.getpid()}")
     try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, path in sorted(names.items()):
-                entry = zipfile.ZipInfo(name, _ZIP_TIME)
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                entry.external_attr = 0o644 << 16
-                archive.writestr(entry, path.read_bytes())
+        temporary.write_bytes(zipped(contents))
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-    return len(names)
+    return len(contents)

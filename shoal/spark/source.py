@@ -6,7 +6,7 @@ Its readers and writers stand in `read` and `write`; what needs no PySpark there
 from __future__ import annotations
 
 import os
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import SparkSession, datasource, types
 
@@ -21,7 +21,8 @@ from shoal.spark.options.read_options import (
 )
 from shoal.spark.options.write_options import SinkOptions, check_written, parse_sink_options
 from shoal.spark.read.readers import ShoalPushdownReader, ShoalReader, ShoalStreamReader, ShoalTableReader
-from shoal.spark.setup import check_session, settled_settings
+from shoal.spark.setup import check_session, files, settled_settings, zipped
+from shoal.spark.ship.parcel import SentSource, Shipped, deliver, pack
 from shoal.spark.write.send import ChunkSender, Sink
 from shoal.spark.write.writers import ShoalStreamWriter, ShoalWriter
 
@@ -40,12 +41,14 @@ _TYPES: Final[dict[str, types.DataType]] = {
 }
 
 
-class ShoalDataSource(datasource.DataSource):
+class ShoalDataSource(Shipped, datasource.DataSource):
     """Options and columns are those of Spark's Kafka source; `agent` replaces the bootstrap servers, and
     `table` asks for the rows of a table.
 
     See docs/spark.md for all options. Methods take `schema` by keyword: Spark calls them so.
     """
+
+    _is_for_tasks = False  # before it has planned, Spark pickles it for its planning processes
 
     @classmethod
     def name(cls) -> str:
@@ -102,6 +105,7 @@ class ShoalDataSource(datasource.DataSource):
         return options
 
     def _require_own(self, schema: types.StructType) -> None:
+        self._is_for_tasks = True  # Spark now pickles it beside its reader
         expected = self.schema()
         if schema != expected:
             raise SourceError(
@@ -111,11 +115,14 @@ class ShoalDataSource(datasource.DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make format("shoal") known where pyspark_shoal is not installed (a zip shipped with addPyFile), and
-    anywhere before several streaming queries start at once (`settled_settings` says why).
+    """Make format("shoal") known, and send this Shoal along to executors and servers, which need PySpark and
+    pyarrow only. To be called anywhere before several streaming queries start at once (`settled_settings`
+    says why).
 
     Raises SourceError, one line, when the session's workers could not run it.
     """
     check_session(spark)
+    contents = files()
+    source: Any = SentSource(ShoalDataSource, deliver(pack(contents, zipped(contents)), spark))
     with settled_settings(spark):
-        spark.dataSource.register(ShoalDataSource)
+        spark.dataSource.register(source)

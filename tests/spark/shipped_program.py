@@ -1,7 +1,7 @@
-"""A PySpark program whose Python has no Shoal: only the zip that it ships. Prints one JSON line of results.
+"""A PySpark program in a Spark that has no Shoal: `register` sends it. Prints one JSON line of results.
 
-Arguments: how to ship it (cluster, submit, connect), agents, the zip, a directory. Run by
-test_shipping.py in a process of its own, driver and workers with an interpreter that cannot import
+Arguments: which Spark (cluster, submit, connect), agents, a zip of Shoal for the driver alone, a directory.
+Run by test_shipping.py in a process of its own, driver and workers with an interpreter that cannot import
 Shoal.
 """
 
@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 KIND, AGENTS, ZIP, DIRECTORY = sys.argv[1:5]
+ENDS_SECONDS_MAX = 200
 MASTERS = {"cluster": "local-cluster[2,1,1024]", "submit": "local[1]"}
 STATIC = {"spark.ui.enabled": "false", "spark.log.level": "OFF", "spark.ui.showConsoleProgress": "false"}
 
@@ -29,15 +30,6 @@ def session() -> SparkSession:
     if KIND == "connect":
         return builder.remote("local[2]").getOrCreate()
     return builder.master(MASTERS[KIND]).config(map=STATIC).getOrCreate()
-
-
-def ship(spark: SparkSession) -> None:
-    """As docs/spark.md says; `spark-submit --py-files` has done it already."""
-    if KIND == "cluster":
-        spark.sparkContext.addPyFile(ZIP)
-    elif KIND == "connect":
-        spark.addArtifacts(ZIP, pyfile=True)
-        sys.path.insert(0, ZIP)  # the server has it now; this is for the client's own import
 
 
 def installed(spark: SparkSession) -> list[str]:
@@ -62,13 +54,15 @@ def failed(work: Any) -> str:
 
 
 def main() -> None:
-    """Ship, register, write, read."""
+    """Register, write, read, copy as a stream."""
     spark = session()
     results: dict[str, Any] = {"before": installed(spark)}
-    ship(spark)
+    if KIND != "submit":  # where --py-files has done it
+        sys.path.insert(0, ZIP)  # this process only: no worker sees it
     import shoal.spark  # only now: there is no other Shoal
 
     shoal.spark.register(spark)
+    shoal.spark.register(spark)  # as each of several modules might
     results["module"] = shoal.spark.__file__
     rows = spark.range(1_000).selectExpr("cast(id AS string) AS key", "concat('value ', id) AS value")
     sink = {"agent": AGENTS, "topic": "written"}
@@ -79,6 +73,13 @@ def main() -> None:
         return spark.read.format("shoal").options(**chosen).load()
 
     results["read"] = sorted(row["value"].decode() for row in load().select("value").collect())
+    stream = spark.readStream.format("shoal").options(agent=AGENTS, subscribe="written")
+    copied = stream.option("startingOffsets", "earliest").load().select("key", "value").writeStream
+    copied = copied.format("shoal").options(
+        agent=AGENTS, topic="copied", checkpointLocation=f"{DIRECTORY}/copied"
+    )
+    query = copied.trigger(availableNow=True).start()
+    results["copied"] = failed(lambda: query.awaitTermination(ENDS_SECONDS_MAX))
     try:
         load(subscribe="writen").count()
     except PySparkException as error:

@@ -1,4 +1,4 @@
-"""Executors without Shoal: a cluster of JVMs, spark-submit and Spark Connect, given nothing but the zip."""
+"""Spark without Shoal: a cluster of JVMs, spark-submit and Connect, given only what `register` sends."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ def run(
 ) -> dict[str, Any]:
     """The program's results. The zip is where the command says ZIP."""
     cluster.fill("written", (), ())
+    cluster.fill("copied", ())
     archive = tmp_path / "shoal-spark.zip"
     spark_setup.package(archive)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -68,8 +69,10 @@ def run(
         "JAVA_HOME": str(java.find(tmp_path / "java")),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYTHONWARNINGS": "ignore",
+        "TMPDIR": str(tmp_path / "temporary"),
         **variables,
     }
+    (tmp_path / "temporary").mkdir(exist_ok=True)
     arguments = [kind, cluster.url(0), str(archive), str(tmp_path)]
     finished = subprocess.run(
         [word.replace("ZIP", str(archive)) for word in command] + arguments,
@@ -87,19 +90,28 @@ def run(
     stored = [log.high_watermark for log in cluster.topics["written"].values()]
     assert sum(stored) == 1_000
     assert min(stored) > 400
+    assert cluster.topics["copied"][0].high_watermark == 1_000, results["copied"]
     return results
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(450)  # three JVMs start: minutes on a busy machine
-def test_a_cluster_gets_the_zip_by_add_py_file(
+def test_a_cluster_gets_shoal_by_register(
     cluster: Cluster, bare_python: pathlib.Path, spark_home: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Executors in processes of their own, which nobody gave a Shoal, write and read; a wheel is refused."""
+    """Executors in processes of their own, which nobody gave a Shoal, write and read, also where nothing can
+    be unpacked; a wheel is refused."""
     python = str(bare_python)
     variables = {"PYSPARK_PYTHON": python, "SPARK_HOME": str(spark_home)}
+    # What is unpacked would lie behind a link: nobody may follow it, all have to use what they were sent.
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "temporary" / f"shoal-spark-{os.geteuid()}").symlink_to(elsewhere)
     results = run("cluster", [python, str(PROGRAM)], cluster, tmp_path, **variables)
     assert results["before"] == []
+    assert len(list((spark_home / "work").glob("app-*/*/shoal-*.zip"))) == 2  # one for each executor
+    assert not any(elsewhere.iterdir())
     assert "shoal-0.1.0-py3-none-any.whl): ship a zip instead: shoal spark package" in results["wheel"]
     assert len(list((spark_home / "work").glob("app-*/*/stderr"))) >= 2
 
@@ -119,14 +131,17 @@ def test_spark_submit_takes_the_zip(
 
 @pytest.mark.slow
 @pytest.mark.timeout(450)  # as above
-def test_connect_takes_the_zip_as_an_artifact(
+def test_connect_gets_shoal_by_register(
     cluster: Cluster, bare_python: pathlib.Path, spark_home: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Through gRPC to a server of its own: batch both ways, and a pandas frame."""
+    """Through gRPC to a server of its own: batch both ways, a stream, and a pandas frame."""
     python = str(bare_python)
-    variables = {"PYSPARK_PYTHON": python, "SPARK_HOME": str(spark_home)}
+    # Spark's own word for a port of the test's instead of 15002, which another server may have.
+    variables = {"PYSPARK_PYTHON": python, "SPARK_HOME": str(spark_home), "SPARK_TESTING": "1"}
     results = run("connect", [python, str(PROGRAM)], cluster, tmp_path, **variables)
     assert results["before"] == []
+    (unpacked,) = (tmp_path / "temporary" / f"shoal-spark-{os.geteuid()}").iterdir()
+    assert {path.name for path in unpacked.iterdir()} == {"shoal", "pyspark_shoal.py"}
     assert results["values"] == VALUES
     assert results["pandas"] == {
         "key": "object",

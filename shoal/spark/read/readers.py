@@ -31,6 +31,7 @@ from shoal.spark.read.prefetch import Prefetcher
 from shoal.spark.read.stream import StreamPlanner
 from shoal.spark.read.table import TablePartitionReader, TableTask
 from shoal.spark.read.topics import Directory
+from shoal.spark.ship.parcel import Shipped
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def _read(partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(joined)
 
 
-class ShoalReader(datasource.DataSourceReader):
+class ShoalReader(Shipped, datasource.DataSourceReader):
     """Plans on the driver, reads on the executors."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -120,7 +121,7 @@ class ShoalTablePartition(datasource.InputPartition):
     task: TableTask
 
 
-class ShoalTableReader(datasource.DataSourceReader):
+class ShoalTableReader(Shipped, datasource.DataSourceReader):
     """The rows of a table: each partition as one task, at one cut. Another action reads it anew."""
 
     def __init__(self, options: TableOptions) -> None:
@@ -147,7 +148,7 @@ class ShoalTableReader(datasource.DataSourceReader):
             yield from TablePartitionReader(partition.task).batches()
 
 
-class ShoalStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
+class ShoalStreamReader(Shipped, datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans in a process of the driver that lives as long as the query; read() runs in other processes and
     knows its partition only."""
 

@@ -16,6 +16,7 @@ from pyspark.sql import datasource
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.write_options import SinkOptions
 from shoal.spark.pyspark_api import settle_worker
+from shoal.spark.ship.parcel import Shipped
 from shoal.spark.write.send import Sink
 from shoal.spark.write.write import TaskCounts, TaskWriter
 
@@ -27,7 +28,7 @@ class ShoalCommit(datasource.WriterCommitMessage):
     written: TaskCounts
 
 
-class ShoalWriter(datasource.DataSourceArrowWriter):
+class ShoalWriter(Shipped, datasource.DataSourceArrowWriter):
     """df.write: a task that Spark repeats stores no record twice; with the option txnId, nor does the whole
     write when it is started again."""
 
@@ -43,7 +44,7 @@ class ShoalWriter(datasource.DataSourceArrowWriter):
         return ShoalCommit(TaskWriter(self._sink, self._transaction, task.partitionId()).write(iterator))
 
 
-class ShoalStreamWriter(datasource.DataSourceStreamArrowWriter):
+class ShoalStreamWriter(Shipped, datasource.DataSourceStreamArrowWriter):
     """df.writeStream: a micro-batch that is repeated after a restart stores no record twice."""
 
     def __init__(self, options: SinkOptions) -> None:
