@@ -1,4 +1,4 @@
-"""What PySpark offers data sources, in the versions that Shoal runs on.
+"""The part of PySpark that is not alike in all versions that Shoal runs on.
 
 Law of this file: the only one that asks which PySpark there is.
 """
@@ -53,7 +53,7 @@ def settle_worker() -> None:
 def takes_records(modules: Mapping[str, Any] = sys.modules) -> bool:
     """Whether this is the planning process of a stream whose PySpark asks a simple reader for its records.
 
-    That is PySpark's own affair and may change: so its function that plans a micro-batch is looked at, which
+    That is PySpark's own affair and may change. So its function that plans a micro-batch is looked at. It
     has to name what Shoal relies on. Elsewhere tasks read all records.
     """
     for name in ("pyspark.sql.streaming.python_streaming_source_runner", "__main__"):

@@ -17,7 +17,7 @@ from shoal.spark.read.small import (
     REMEMBERED_SECONDS,
     TASK_BYTES,
     RecordSizes,
-    Seen,
+    SeenAnswer,
     may_prefetch,
     samples,
     share,
@@ -38,7 +38,7 @@ def ranges(*counts: int, topic: str = "t") -> list[OffsetRange]:
 def sizes(record_bytes: int, *, surplus: int = 0, now: float = 0.0) -> RecordSizes:
     """What a query knows that has read 100 records of t."""
     found = RecordSizes()
-    found.learn([Seen("t", 100, 100 + surplus, ANSWER_BYTES + record_bytes * (100 + surplus))], now)
+    found.learn([SeenAnswer("t", 100, 100 + surplus, ANSWER_BYTES + record_bytes * (100 + surplus))], now)
     return found
 
 
@@ -64,9 +64,9 @@ def test_sizes_are_those_seen_last() -> None:
     whole = sizes(1_000, surplus=900)
     assert may_prefetch(ranges(100), whole, options(), 0.0)
     assert not may_prefetch(ranges(10, 10), whole, options(), 0.0)  # two batches of 910 and more records
-    whole.learn([Seen("t", 1, 1, 600), Seen("t", 1, 1, 700)], 1.0)
+    whole.learn([SeenAnswer("t", 1, 1, 600), SeenAnswer("t", 1, 1, 700)], 1.0)
     assert may_prefetch(ranges(10, 10), whole, options(), 1.0)
-    whole.learn([Seen("t", 0, 0, 400)], 2.0)  # an answer without records says nothing
+    whole.learn([SeenAnswer("t", 0, 0, 400)], 2.0)  # an answer without records says nothing
     assert whole.bytes_of(ranges(1)[0], 2.0) == ANSWER_BYTES + (600 + 700 - 2 * ANSWER_BYTES) / 2
 
 

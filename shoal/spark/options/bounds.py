@@ -1,4 +1,4 @@
-"""What a query reads: its topics, and where reading begins and ends. Pure."""
+"""A query's topics, and where reading begins and ends. Pure."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from shoal.spark.options.read_options import SourceOptions
 from shoal.spark.read.fetch import FetchPolicy, RangeReader, Scan
 from shoal.spark.read.http import POOL, Answer, Persistence
 from shoal.spark.read.plan import OffsetRange
-from shoal.spark.read.small import RecordSizes, Seen, may_prefetch, samples, share
+from shoal.spark.read.small import RecordSizes, SeenAnswer, may_prefetch, samples, share
 from shoal.spark.read.topics import ROUTES_SECONDS_MAX
 
 PREFETCH_THREADS: Final = 8
@@ -48,26 +48,26 @@ class _Reading:
         self._bytes_left = bytes_max
         self._seconds_max = seconds_max
         self._lock = threading.Lock()
-        self._seen: list[Seen] = []
+        self._seen: list[SeenAnswer] = []
 
     def read(self, scan: Scan) -> list[pa.RecordBatch]:
         """The batches of one range. Raises SourceError and TooLargeError."""
         return list(RangeReader(scan, request=partial(self._request, scan.range)).batches())
 
-    def close(self) -> list[Seen]:
+    def close(self) -> list[SeenAnswer]:
         """Admit no other answer: threads that still wait for one end with it. Returns those seen."""
         with self._lock:
             self._bytes_left = -1
             return self._seen
 
-    def _admit(self, length: int) -> None:
-        with self._lock:
-            self._bytes_left -= length
-            if self._bytes_left < 0:
-                raise TooLargeError
-
     def _request(self, piece: OffsetRange, *request: Any, **options: Any) -> Answer:
-        answer = POOL.request(*request, **options, seconds_max=self._seconds_max, admit=self._admit)
+        def admit(length: int) -> None:
+            with self._lock:
+                self._bytes_left -= length
+                if self._bytes_left < 0:
+                    raise TooLargeError
+
+        answer = POOL.request(*request, **options, seconds_max=self._seconds_max, admit=admit)
         try:
             first = int(answer.headers["Shoal-Base-Offset"])
             behind = int(answer.headers["Shoal-Next-Offset"])
@@ -75,7 +75,7 @@ class _Reading:
             return answer
         wanted = min(behind, piece.end) - max(first, piece.start)
         with self._lock:
-            self._seen.append(Seen(piece.topic, wanted, behind - first, len(answer.body)))
+            self._seen.append(SeenAnswer(piece.topic, wanted, behind - first, len(answer.body)))
         return answer
 
 
@@ -127,7 +127,7 @@ class Prefetcher:
         return [pa.concat_batches(batches)] if batches else []
 
     def tasks(self, ranges: Sequence[OffsetRange], agents: tuple[str, ...]) -> list[tuple[Scan, ...]]:
-        """What each task reads. Asks for a few records where ranges are small and their sizes unknown."""
+        """The ranges of each task. Asks for a few records where ranges are small and their sizes unknown."""
         now = self._clock()
         options = self._options
         seconds_max = self._seconds_max

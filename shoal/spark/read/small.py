@@ -31,11 +31,11 @@ TASK_BYTES: Final = 8 * 2**20
 takes about as long: more in one task would wait for it, where another core may be free."""
 
 RANGE_BYTES: Final = 64 * 1024
-"""What one more range of a task costs beside its records, in bytes read meanwhile: a request, half a
+"""The cost of one more range of a task beside its records, in bytes read meanwhile: a request, half a
 millisecond."""
 
 
-class Seen(NamedTuple):
+class SeenAnswer(NamedTuple):
     """An answer: how many records of it were wanted, how many it had (it has whole batches), its size."""
 
     topic: str
@@ -56,9 +56,9 @@ class RecordSizes:
     def __init__(self) -> None:
         self._sizes: dict[str, _Size] = {}
 
-    def learn(self, answers: Iterable[Seen], now: float) -> None:
-        """What was fetched together; `now` in seconds."""
-        by_topic: dict[str, list[Seen]] = {}
+    def learn(self, answers: Iterable[SeenAnswer], now: float) -> None:
+        """Take in answers that were fetched together; `now` in seconds."""
+        by_topic: dict[str, list[SeenAnswer]] = {}
         for answer in answers:
             by_topic.setdefault(answer.topic, []).append(answer)
         for topic, some in by_topic.items():
@@ -82,7 +82,7 @@ class RecordSizes:
         return None if size is None or now - size.since > REMEMBERED_SECONDS else size
 
     def bytes_of(self, piece: OffsetRange, now: float) -> float | None:
-        """What an answer with these records has, about; None for a topic of which nothing is known."""
+        """The bytes of an answer with these records, about; None for a topic of which nothing is known."""
         size = self._known(piece.topic, now)
         if size is None:
             return None
@@ -98,7 +98,11 @@ def may_prefetch(
         return False
     if _records(ranges) > options.max_records_per_partition:
         return False
-    return _bytes(ranges, sizes, ASSUMED_RECORD_BYTES, now) < options.prefetch_bytes
+    total = 0.0
+    for piece in ranges:
+        known = sizes.bytes_of(piece, now)
+        total += (piece.end - piece.start) * ASSUMED_RECORD_BYTES if known is None else known
+    return total < options.prefetch_bytes
 
 
 def share(
@@ -109,7 +113,8 @@ def share(
     At least min_partitions tasks where there are as many ranges; none of several ranges has more than
     max_records_per_partition records. A range of unknown size has a task to itself.
     """
-    costs = [_cost(piece, sizes, now) for piece in ranges]
+    known = [sizes.bytes_of(piece, now) for piece in ranges]
+    costs = [float("inf") if size is None else RANGE_BYTES + size for size in known]
     task_bytes = min(TASK_BYTES, sum(costs) / options.min_partitions)
     joinable = len(ranges) - options.min_partitions
     tasks: list[list[OffsetRange]] = []
@@ -130,8 +135,8 @@ def share(
 def samples(
     ranges: Sequence[OffsetRange], sizes: RecordSizes, options: SourceOptions, now: float
 ) -> list[OffsetRange]:
-    """Single records to fetch before ranges share tasks: the first and the last of each topic's longest range
-    that is small enough for company, where the topic's sizes are not known."""
+    """Single records to fetch before ranges share tasks, of topics whose sizes are not known. They are the
+    first and the last of the longest range that is small enough for company."""
     if len(ranges) <= options.min_partitions:
         return []
     longest: dict[str, OffsetRange] = {}
@@ -152,16 +157,3 @@ def samples(
 
 def _records(ranges: Sequence[OffsetRange]) -> int:
     return sum(piece.end - piece.start for piece in ranges)
-
-
-def _bytes(ranges: Sequence[OffsetRange], sizes: RecordSizes, record_bytes: float, now: float) -> float:
-    total = 0.0
-    for piece in ranges:
-        known = sizes.bytes_of(piece, now)
-        total += (piece.end - piece.start) * record_bytes if known is None else known
-    return total
-
-
-def _cost(piece: OffsetRange, sizes: RecordSizes, now: float) -> float:
-    known = sizes.bytes_of(piece, now)
-    return float("inf") if known is None else RANGE_BYTES + known
