@@ -104,7 +104,7 @@ def opened(archive: bytes, digest: str, names: tuple[str, ...]) -> dict[str, byt
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as members:
             files = {name: members.read(name) for name in names}
-    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, RuntimeError) as error:
         raise ImportError(f"shoal-{digest}.zip is damaged ({error}): call register(spark) again") from None
     if digest_of(files.__getitem__, names) != digest:
         raise ImportError(f"shoal-{digest}.zip holds another Shoal: call register(spark) again")
