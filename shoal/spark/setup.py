@@ -55,7 +55,7 @@ WORKER_FILES: Final = (
     "spark/setup.py",
     "spark/ship/__init__.py",
     "spark/ship/bootstrap.py",
-    "spark/ship/parcel.py",
+    "spark/ship/shipment.py",
     "spark/source.py",
     "spark/write/__init__.py",
     "spark/write/send.py",
@@ -156,7 +156,7 @@ def settled_settings(spark: Any) -> Iterator[None]:
 
 
 def files() -> dict[str, bytes]:
-    """What the zip holds, by name: from where this Shoal was loaded, which may be a zip itself."""
+    """The zip's files by name: from where this Shoal was loaded, which may be a zip itself."""
     spec: Any = sys.modules["shoal"].__spec__
     root = os.path.dirname(spec.submodule_search_locations[0])
     names = (*(f"shoal/{name}" for name in WORKER_FILES), "pyspark_shoal.py")

@@ -22,7 +22,7 @@ from shoal.spark.options.read_options import (
 from shoal.spark.options.write_options import SinkOptions, check_written, parse_sink_options
 from shoal.spark.read.readers import ShoalPushdownReader, ShoalReader, ShoalStreamReader, ShoalTableReader
 from shoal.spark.setup import check_session, files, settled_settings, zipped
-from shoal.spark.ship.parcel import SentSource, Shipped, deliver, pack
+from shoal.spark.ship.shipment import SentSource, Shipped, deliver, pack
 from shoal.spark.write.send import ChunkSender, Sink
 from shoal.spark.write.writers import ShoalStreamWriter, ShoalWriter
 

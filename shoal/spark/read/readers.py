@@ -31,7 +31,7 @@ from shoal.spark.read.prefetch import Prefetcher
 from shoal.spark.read.stream import StreamPlanner
 from shoal.spark.read.table import TablePartitionReader, TableTask
 from shoal.spark.read.topics import Directory
-from shoal.spark.ship.parcel import Shipped
+from shoal.spark.ship.shipment import Shipped
 
 
 @dataclass(frozen=True)

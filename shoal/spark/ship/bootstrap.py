@@ -1,6 +1,6 @@
 """How a process of Spark comes by the driver's Shoal: it has the same one, or takes it from the zip.
 
-Law of this file: the standard library only, and nothing of Shoal. Its text travels (parcel.py says how) and
+Law of this file: the standard library only, and nothing of Shoal. Its text travels (shipment.py says how) and
 runs where there is no Shoal.
 """
 
@@ -23,13 +23,13 @@ from collections.abc import Callable
 from typing import Any
 
 
-def open_parcel(
+def open_shipment(
     digest: str, names: tuple[str, ...], archive: bytes | None, is_delivered: bool, pickled: bytes
 ) -> Any:
     """Unpickle an object with the Shoal of this digest. Raises ImportError where it cannot be had."""
     if getattr(sys.modules.get("shoal"), "_digest", None) != digest:
         provide(digest, names, archive)
-    importlib.import_module("shoal.spark.ship.parcel").take(digest, names, archive, is_delivered)
+    importlib.import_module("shoal.spark.ship.shipment").take(digest, names, archive, is_delivered)
     return pickle.loads(pickled)  # noqa: S301 - Spark's own, from the driver
 
 
@@ -137,7 +137,7 @@ def unpacked(digest: str, names: tuple[str, ...], files: dict[str, bytes] | None
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with open(target, "xb") as file:
                 file.write(data)
-        # What lies in its place is damaged, or another process has just put it there.
+        # A directory in its place is damaged, or another process has just made it.
         if os.path.lexists(directory) and not holds(directory, digest, names):
             os.rename(directory, os.path.join(made, "old"))
         os.rename(os.path.join(made, "new"), directory)

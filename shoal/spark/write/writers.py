@@ -16,7 +16,7 @@ from pyspark.sql import datasource
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.write_options import SinkOptions
 from shoal.spark.pyspark_api import settle_worker
-from shoal.spark.ship.parcel import Shipped
+from shoal.spark.ship.shipment import Shipped
 from shoal.spark.write.send import Sink
 from shoal.spark.write.write import TaskCounts, TaskWriter
 

@@ -1,4 +1,4 @@
-"""What travels: the data source with a zip of Shoal, and later objects with the way to that zip.
+"""The data source with a zip of Shoal, and later objects with the way to that zip.
 
 Spark pickles the data source when it is registered, its instances when it plans, and readers, writers and
 partitions for each task. The zip goes with the first two; tasks find it among Spark's files.
@@ -19,12 +19,14 @@ from typing import Any, Final, NamedTuple, SupportsIndex
 from shoal.spark.ship import bootstrap
 from shoal.spark.ship.bootstrap import digest_of
 
-_received: Parcel | None = None  # what this process was sent, if it was
+_received: Shipment | None = None  # this process has been sent it
+_served: Final[list[tempfile.TemporaryDirectory[str]]] = []
+"""One for each context of this process: executors fetch the zip as long as it lives."""
 
 
-class Parcel(NamedTuple):
-    """A Shoal: its files' digest and names, the zip that has them (where this process needs it), and whether
-    tasks find the zip among Spark's files."""
+class Shipment(NamedTuple):
+    """A Shoal: the digest and names of its files, and the zip that has them, if this process has it.
+    `is_delivered`: tasks find the zip among Spark's files."""
 
     digest: str
     names: tuple[str, ...]
@@ -38,20 +40,20 @@ class Parcel(NamedTuple):
 
 
 class _Opener:
-    """bootstrap.open_parcel as text, for processes that cannot import it. A process compiles it once: then it
-    has this Shoal, and takes the function from there."""
+    """bootstrap.open_shipment as text, for processes that cannot import it. Each compiles it once: then
+    it has this Shoal, and takes the function from there."""
 
     TEXT: Final = (
-        "__import__('sys').modules['shoal.spark.ship.bootstrap'].open_parcel"
+        "__import__('sys').modules['shoal.spark.ship.bootstrap'].open_shipment"
         " if getattr(__import__('sys').modules.get('shoal'), '_digest', None) == digest"
-        " else exec(__import__('zlib').decompress(text), globals()) or open_parcel"
+        " else exec(__import__('zlib').decompress(text), globals()) or open_shipment"
     )
 
     def __init__(self, digest: str) -> None:
         self._digest = digest
 
     def __call__(self, *arguments: Any) -> Any:
-        return bootstrap.open_parcel(*arguments)
+        return bootstrap.open_shipment(*arguments)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return eval, (self.TEXT, {"digest": self._digest, "text": _bootstrap_text()})
@@ -63,53 +65,54 @@ def _bootstrap_text() -> bytes:
 
 
 def take(digest: str, names: tuple[str, ...], archive: bytes | None, is_delivered: bool) -> None:
-    """Note what this process was sent: what it pickles takes the same way."""
+    """Note that this process was sent it: its own pickles take the same way."""
     global _received
     if archive is None and _received is not None:
         archive = _received.archive
-    _received = Parcel(digest, names, archive, is_delivered)
+    _received = Shipment(digest, names, archive, is_delivered)
 
 
-def pack(files: Mapping[str, bytes], archive: bytes) -> Parcel:
+def pack(files: Mapping[str, bytes], archive: bytes) -> Shipment:
     """The Shoal of these files, which the zip holds."""
     names = tuple(sorted(files))
-    return Parcel(digest_of(files.__getitem__, names), names, archive, is_delivered=False)
+    return Shipment(digest_of(files.__getitem__, names), names, archive, is_delivered=False)
 
 
-def deliver(parcel: Parcel, spark: Any) -> Parcel:
+def deliver(shipment: Shipment, spark: Any) -> Shipment:
     """Put the zip among Spark's files, of which each executor gets a copy: nothing then has to go with tasks.
     Where no temporary directory can be written, it goes with them."""
-    assert parcel.archive is not None, "the driver has the zip"
-    name = f"shoal-{parcel.digest}.zip"
+    assert shipment.archive is not None, "the driver has the zip"
+    name = f"shoal-{shipment.digest}.zip"
     context = getattr(spark, "sparkContext", None)
     try:
         if context is None:  # Spark Connect
             with tempfile.TemporaryDirectory() as directory:
-                Path(directory, name).write_bytes(parcel.archive)
+                Path(directory, name).write_bytes(shipment.archive)
                 spark.addArtifacts(str(Path(directory, name)), file=True)
         elif not any(listed.endswith(name) for listed in context.listFiles):
-            # Executors fetch it as long as the context lives, and so does this directory of its own.
-            target = Path(context._temp_dir, name)  # noqa: SLF001 - PySpark has no public one
-            target.write_bytes(parcel.archive)
+            served = tempfile.TemporaryDirectory(prefix="shoal-spark-files-")
+            _served.append(served)
+            target = Path(served.name, name)
+            target.write_bytes(shipment.archive)
             context.addFile(str(target))
     except OSError:
-        return parcel
-    return parcel._replace(is_delivered=True)
+        return shipment
+    return shipment._replace(is_delivered=True)
 
 
 class SentSource:
     """The data source as it is registered: what Spark unpickles is the class itself."""
 
-    def __init__(self, source: type[Any], parcel: Parcel) -> None:
+    def __init__(self, source: type[Any], shipment: Shipment) -> None:
         self._source = source
-        self._parcel = parcel
+        self._shipment = shipment
 
     def name(self) -> str:
         """The argument of format()."""
         return str(self._source.name())
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return self._parcel.around(pickle.dumps(self._source), is_for_tasks=False)
+        return self._shipment.around(pickle.dumps(self._source), is_for_tasks=False)
 
 
 class Shipped:

@@ -23,8 +23,8 @@ from shoal.spark.options.errors import SourceError
 from shoal.spark.read.fetch import Scan
 from shoal.spark.read.plan import OffsetRange
 from shoal.spark.read.readers import ShoalPartition
-from shoal.spark.ship import bootstrap, parcel
-from shoal.spark.ship.parcel import Parcel, SentSource
+from shoal.spark.ship import bootstrap, shipment
+from shoal.spark.ship.shipment import SentSource, Shipment
 
 FILES = {"shoal/__init__.py": b"", "shoal/a/__init__.py": b"", "shoal/a/b.py": b"VALUE = 1\n"}
 NAMES = tuple(FILES)
@@ -157,7 +157,7 @@ print(json.dumps(said))
 """
 
 
-def sealed(made: Parcel, name: str, **changes: Any) -> None:
+def sealed(made: Shipment, name: str, **changes: Any) -> None:
     """A pickle of one of Shoal's classes, as Spark would carry it."""
     import shoal.errors
 
@@ -190,10 +190,10 @@ def test_two_versions_in_one_worker(tmp_path: pathlib.Path, monkeypatch: pytest.
     (tmp_path / "tmp").mkdir()
     (tmp_path / "spark-files").mkdir()
     files = spark_setup.files()
-    made = parcel.pack(files, spark_setup.zipped(files))
+    made = shipment.pack(files, spark_setup.zipped(files))
     assert made.archive is not None
     altered = {**files, "shoal/errors.py": files["shoal/errors.py"] + b"\nOTHER = 1\n"}
-    other = parcel.pack(altered, spark_setup.zipped(altered))
+    other = shipment.pack(altered, spark_setup.zipped(altered))
     sealed(made, "whole")
     sealed(made, "light", archive=None)
     sealed(made, "damaged", archive=made.archive[:1_000] + b"\xff" + made.archive[1_001:])
@@ -212,11 +212,11 @@ def test_two_versions_in_one_worker(tmp_path: pathlib.Path, monkeypatch: pytest.
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch, place: pathlib.Path) -> Iterator[Parcel]:
+def sent(monkeypatch: pytest.MonkeyPatch, place: pathlib.Path) -> Iterator[Shipment]:
     """As in a planning process of Spark where the same Shoal is installed."""
     files = spark_setup.files()
-    made = parcel.pack(files, spark_setup.zipped(files))._replace(is_delivered=True)
-    monkeypatch.setattr(parcel, "_received", None)
+    made = shipment.pack(files, spark_setup.zipped(files))._replace(is_delivered=True)
+    monkeypatch.setattr(shipment, "_received", None)
     assert pickle.loads(pickle.dumps(SentSource(ShoalDataSource, made))) is ShoalDataSource
     assert not place.exists()  # the same Shoal is here: nothing was unpacked
     yield made
@@ -224,7 +224,7 @@ def sent(monkeypatch: pytest.MonkeyPatch, place: pathlib.Path) -> Iterator[Parce
 
 
 def test_the_zip_goes_to_planners_and_never_with_a_task(
-    sent: Parcel, monkeypatch: pytest.MonkeyPatch, place: pathlib.Path
+    sent: Shipment, monkeypatch: pytest.MonkeyPatch, place: pathlib.Path
 ) -> None:
     """Sizes of all that Spark pickles. Objects come out as they went in."""
     assert sent.archive is not None
@@ -243,33 +243,35 @@ def test_the_zip_goes_to_planners_and_never_with_a_task(
     assert pickle.loads(pickle.dumps(reader))._options == reader._options
     scan = Scan(OffsetRange("t", 0, 0, 9, ("http://h:1",)), ("http://h:1",), ("key",), True)
     assert len(pickle.dumps(ShoalPartition(scan))) < 600
-    monkeypatch.setattr(parcel, "_received", sent._replace(is_delivered=False))
+    monkeypatch.setattr(shipment, "_received", sent._replace(is_delivered=False))
     assert len(pickle.dumps(reader)) > zip_bytes  # no temporary directory to deliver it from
     assert not place.exists()
 
 
-def test_the_zip_is_delivered_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_zip_is_delivered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among the files of a context, or as an artifact of a session; not where no file can be written."""
-    made = Parcel("0" * 32, ("shoal/__init__.py",), b"zip", is_delivered=False)
+    made = Shipment("0" * 32, ("shoal/__init__.py",), b"zip", is_delivered=False)
 
     listed: list[str] = []
+    served: list[str] = []
     context = SimpleNamespace(
-        _temp_dir=str(tmp_path),
         listFiles=listed,
-        addFile=lambda path: listed.append(f"spark://h/files/{os.path.basename(path)}"),
+        addFile=lambda path: (
+            served.append(path) or listed.append(f"spark://h/files/{os.path.basename(path)}")
+        ),
     )
     for _ in range(2):
-        assert parcel.deliver(made, SimpleNamespace(sparkContext=context)).is_delivered
+        assert shipment.deliver(made, SimpleNamespace(sparkContext=context)).is_delivered
     assert listed == [f"spark://h/files/shoal-{made.digest}.zip"]
-    assert (tmp_path / f"shoal-{made.digest}.zip").read_bytes() == b"zip"
+    assert pathlib.Path(*served).read_bytes() == b"zip"
     artifacts: list[tuple[bytes, bool]] = []
     connected = SimpleNamespace(
         addArtifacts=lambda path, file: artifacts.append((pathlib.Path(path).read_bytes(), file))
     )
-    assert parcel.deliver(made, connected).is_delivered
+    assert shipment.deliver(made, connected).is_delivered
     assert artifacts == [(b"zip", True)]
     monkeypatch.setattr(tempfile, "tempdir", "/proc")
-    assert parcel.deliver(made, connected) == made
+    assert shipment.deliver(made, connected) == made
 
 
 def test_a_source_without_register_is_pickled_as_ever() -> None:
