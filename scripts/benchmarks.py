@@ -226,14 +226,33 @@ class Bench:
     def spark(self) -> list[Row]:
         """Spark reading, streaming and writing a topic."""
         import benchmarks_spark  # PySpark is there only where this was asked for
+        import benchmarks_spark_small
 
-        return benchmarks_spark.rows(self)
+        return [*benchmarks_spark.rows(self), *benchmarks_spark_small.rows(self)]
 
     def spark_write(self) -> list[Row]:
         """Of that only writing."""
         import benchmarks_spark
 
         return benchmarks_spark.write_rows(self)
+
+    def spark_micro(self) -> list[Row]:
+        """Of that only small micro-batches."""
+        import benchmarks_spark_small
+
+        return benchmarks_spark_small.micro_rows(self)
+
+    def spark_tasks(self) -> list[Row]:
+        """Of that only small partitions, and a filter."""
+        import benchmarks_spark_small
+
+        return benchmarks_spark_small.task_rows(self)
+
+    def spark_before(self) -> list[Row]:
+        """Of that only large work beside another commit, or beside the short ways turned off."""
+        import benchmarks_spark_small
+
+        return benchmarks_spark_small.before_rows(self)
 
     def one_failover(self, agents: cluster.LocalCluster) -> float:
         survivors = {agent.url: agent for agent in agents.live()}
@@ -289,6 +308,9 @@ def main() -> int:
         "calls",
         "spark",
         "spark_write",
+        "spark_micro",
+        "spark_tasks",
+        "spark_before",
     ]
     parser = argparse.ArgumentParser(prog="scripts/bench")
     parser.add_argument("which", nargs="*", metavar="NAME", help=f"some of: {', '.join(names)}")

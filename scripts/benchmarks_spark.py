@@ -55,13 +55,14 @@ class Bench(Protocol):
 class Program:
     """The Spark session, in a process of its own."""
 
-    def __init__(self, directory: pathlib.Path) -> None:
+    def __init__(self, directory: pathlib.Path, checkout: pathlib.Path = environment.ROOT) -> None:
+        """`checkout`: where its Shoal lies; this file's own programs run in any case."""
         from shoal.spark import java
 
         self._directory = directory
         self._log = open(directory / "spark.log", "wb")  # noqa: SIM115 -- for the life of the program
         scripts = str(environment.ROOT / "scripts")
-        path = os.pathsep.join(filter(None, (scripts, os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (scripts, str(checkout), os.environ.get("PYTHONPATH"))))
         variables = {
             **os.environ,
             "JAVA_HOME": str(java.find(directory / "java")),
@@ -123,8 +124,8 @@ class Program:
 
 
 @contextlib.contextmanager
-def program(directory: pathlib.Path) -> Iterator[Program]:
-    made = Program(directory)
+def program(directory: pathlib.Path, checkout: pathlib.Path = environment.ROOT) -> Iterator[Program]:
+    made = Program(directory, checkout)
     try:
         yield made
     finally:

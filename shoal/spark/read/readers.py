@@ -55,12 +55,14 @@ def _read(partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         yield from RangeReader(partition.scans[0]).batches()
         return
     joined: list[pa.RecordBatch] = []  # a batch costs Spark more than the few records of a small range
+    size = 0
     for scan in partition.scans:
         for batch in RangeReader(scan).batches():
             joined.append(batch)
-            if sum(some.nbytes for some in joined) >= LARGE_BATCH_BYTES:
+            size += batch.nbytes
+            if size >= LARGE_BATCH_BYTES:
                 yield pa.concat_batches(joined)
-                joined = []
+                joined, size = [], 0
     if joined:
         yield pa.concat_batches(joined)
 
