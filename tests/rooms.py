@@ -61,7 +61,8 @@ ROOMS = {
     "agent/__main__": "agent/cli",
     "agent/cli": """agent agent/cli/bench agent/cli/examine agent/cli/records agent/cli/terminal agent/cli/top
         agent/config agent/process agent/settings membership/wire segment_store/disk segment_store/errors
-        shoal/__init__ shoal/client shoal/client/http shoal/spark shoal/spark/options""",
+        shoal/__init__ shoal/client shoal/client/http shoal/spark shoal/spark/options
+        shoal/spark/pipelines""",
     "agent/cli/examine": """agent/cli/records agent/cli/terminal agent/durable agent/partition agent/topics
         segment_store/check segment_store/disk segment_store/errors segment_store/format shoal/spark
         shoal/spark/options""",
@@ -146,6 +147,7 @@ ROOMS = {
         shoal/client/subscribe shoal/client/tables""",
     "shoal/spark": """shoal/spark/options shoal/spark/pyspark_api shoal/spark/read shoal/spark/ship
         shoal/spark/write""",
+    "shoal/spark/pipelines": "shoal/spark/options",
     "shoal/spark/write": """shoal/client/http shoal/spark/options shoal/spark/pyspark_api shoal/spark/read
         shoal/spark/ship""",
     "shoal/spark/read": "shoal/client/http shoal/spark/options shoal/spark/pyspark_api shoal/spark/ship",

@@ -55,6 +55,12 @@ Fault = Callable[["Handler"], bool]
 WriteFault = Callable[["Handler", Callable[[], None]], None]  # is given the append, and may answer
 
 
+def batch_of(columns: list[list[Any]]) -> pa.RecordBatch:
+    """Times, keys, values and headers of records, as agents keep them."""
+    arrays = [pa.array(values, f.type) for values, f in zip(columns, DEFAULT_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA)
+
+
 def record_batch(partition: int, first: int, rows: int) -> pa.RecordBatch:
     """Records whose value says where they lie."""
     offsets = range(first, first + rows)
@@ -64,8 +70,7 @@ def record_batch(partition: int, first: int, rows: int) -> pa.RecordBatch:
         [b"%d:%d" % (partition, offset) for offset in offsets],
         [[("n", b"%d" % offset)] if offset % 2 else None for offset in offsets],
     ]
-    arrays = [pa.array(values, f.type) for values, f in zip(columns, DEFAULT_SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA)
+    return batch_of(columns)
 
 
 @dataclass
@@ -99,11 +104,19 @@ class Log:
 
     def append(self, partition: int, rows: int) -> None:
         """Add one batch, and a control frame behind it as an election would."""
+        self._append_batch(record_batch(partition, self.high_watermark, rows))
+
+    def append_values(self, values: list[bytes]) -> None:
+        """Likewise one batch of these values, without keys."""
+        times = [FIRST_TIME_US] * len(values)
+        self._append_batch(batch_of([times, [None] * len(values), values, [None] * len(values)]))
+
+    def _append_batch(self, batch: pa.RecordBatch) -> None:
         place = {"term": Term(1), "previous_term": Term(0), "index": LogIndex(1), "append_time_us": 0}
-        message = message_from_batch(record_batch(partition, self.high_watermark, rows))
+        message = message_from_batch(batch)
         frame = stamp_message(message, IDENTITY, base_offset=Offset(self.high_watermark), **place)
-        self.frames.append((self.high_watermark, rows, frame.data))
-        self.high_watermark += rows
+        self.frames.append((self.high_watermark, batch.num_rows, frame.data))
+        self.high_watermark += batch.num_rows
         control = control_frame(
             DEFAULT_SCHEMA,
             IDENTITY,
@@ -182,7 +195,9 @@ class Handler(BaseHTTPRequestHandler):
             self.cluster.documents += steps[-1] != "records"
             if steps[-1] != "records" and self.cluster.document_faults:
                 raise self.cluster.document_faults.pop(0)
-            if steps == ["v1", "routes"]:
+            if steps == ["v1", "agent"]:
+                self.document(None, lambda _: {"name": f"{self.number}", "cluster": "fake"}, "")
+            elif steps == ["v1", "routes"]:
                 self.document(self.cluster.routes_answer, self.routes, query["topic"])
             elif steps == ["v1", "topics"]:
                 self.document(None, self.listed, query.get("cursor", ""))

@@ -29,8 +29,9 @@ def commands_below(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[
 
 
 COMMANDS = dict(commands_below(typer.main.get_command(app)))
-JSON_FROM_FILES = {("agent",), ("dev",), ("help",), ("log", "export"), ("spark", "package")}
-"""They run an agent, show help, or write a file in another form."""
+SPARK = ("package", "init", "run")
+JSON_FROM_FILES = {("agent",), ("dev",), ("help",), ("log", "export"), *(("spark", name) for name in SPARK)}
+"""They run an agent or Spark, show help, or write files in another form."""
 
 
 def run_here(capfd: pytest.CaptureFixture[str], *arguments: str) -> Ran:
