@@ -7,15 +7,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:  # what `_HOMES` says, for those who check and complete
+    from shoal.spark.foreach_batch import batches
     from shoal.spark.options.errors import SourceError
     from shoal.spark.setup import prepare
     from shoal.spark.source import ShoalDataSource, register
 
-__all__ = ["ShoalDataSource", "SourceError", "prepare", "register"]
+__all__ = ["ShoalDataSource", "SourceError", "batches", "prepare", "register"]
 
 _HOMES: Final = {
     "ShoalDataSource": "shoal.spark.source",
-    "SourceError": "shoal.spark.options",
+    "SourceError": "shoal.spark.options.errors",
+    "batches": "shoal.spark.foreach_batch",
     "prepare": "shoal.spark.setup",
     "register": "shoal.spark.source",
 }

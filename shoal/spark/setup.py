@@ -33,6 +33,7 @@ WORKER_FILES: Final = (
     "format/partitioner.py",
     "format/xxh3.py",
     "spark/__init__.py",
+    "spark/foreach_batch.py",
     "spark/java.py",
     "spark/options/__init__.py",
     "spark/options/bounds.py",

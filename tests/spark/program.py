@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
-from shoal.spark import register
+from shoal.spark import SourceError, batches, register
 
 EXIT_SECONDS_MAX = 200.0
 ENDS_SECONDS_MAX = 400
@@ -96,7 +96,7 @@ def failed(work: Callable[[], Any]) -> str:
     """What Spark says."""
     try:
         work()
-    except PySparkException as error:
+    except (PySparkException, SourceError) as error:
         return str(error)
     return "no failure"
 
@@ -127,6 +127,39 @@ def write_results(spark: SparkSession, agents: str, directory: str) -> dict[str,
         "misspelt": failed(lambda: save(rows, txnid2="x")),
         "wrong_type": failed(lambda: save(rows.selectExpr("1 AS value"))),
         "nobody": failed(lambda: save(rows, agent="127.0.0.1:9")),
+    }
+
+
+def totals(spark: SparkSession, agents: str, directory: str) -> dict[str, Any]:
+    """Counts by key in the output mode update. The first run fails between its write and Spark's commit."""
+    write = batches(topic="totals", agent=agents)
+
+    def write_and_fail(frame: DataFrame, number: int) -> None:
+        write(frame, number)
+        raise RuntimeError("behind the write")
+
+    stream = spark.readStream.format("shoal").options(
+        agent=agents, subscribe="flights", maxOffsetsPerTrigger=20
+    )
+    keys = stream.option("startingOffsets", "earliest").load().select("key")
+    updates = keys.groupBy("key").count().selectExpr("key", "cast(count AS STRING) AS value")
+    ended: list[str] = []
+    numbers: list[int] = []
+    for function in (write_and_fail, write):
+        writer = updates.writeStream.outputMode("update").foreachBatch(function)
+        writer = writer.option("checkpointLocation", f"{directory}/totals").trigger(availableNow=True)
+        query = writer.start()
+        ended.append(failed(lambda query=query: query.awaitTermination(ENDS_SECONDS_MAX)))
+        numbers = [progress["batchId"] for progress in query.recentProgress]
+        done("totals by key")
+    written = spark.read.format("shoal").options(agent=agents, subscribe="totals").load()
+    newest = written.groupBy("key").agg(f.max_by(f.col("value").cast("string"), "offset").alias("total"))
+    return {
+        "ended": ended,
+        "batches": numbers,
+        "outside": failed(lambda: write(spark.range(1), 0)),
+        "written": sorted(row["value"].decode() for row in written.collect()),
+        "newest": sorted((row["key"] or b"none").decode() + f" {row['total']}" for row in newest.collect()),
     }
 
 
@@ -220,6 +253,7 @@ def main() -> None:
     results["own_schema"] = failed(lambda: own.load().count())
     results["written"] = write_results(spark, sys.argv[1], sys.argv[2])
     done("writing")
+    results["totals"] = totals(spark, sys.argv[1], sys.argv[2])
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     pushed = load(pushdown=True).where("partition = 1 and offset >= 12")
     results["pushed"] = [pushed.count(), pushed.rdd.getNumPartitions()]

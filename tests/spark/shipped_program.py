@@ -53,6 +53,30 @@ def failed(work: Any) -> str:
     return "no failure"
 
 
+def totals(spark: SparkSession) -> list[str]:
+    """Counts in the output mode update by a function that runs at the server; a failure behind its write."""
+    from shoal.spark import batches
+
+    write = batches(topic="totals", agent=AGENTS)
+
+    def write_and_fail(frame: DataFrame, number: int) -> None:
+        write(frame, number)
+        raise RuntimeError("behind the write")
+
+    stream = spark.readStream.format("shoal").options(agent=AGENTS, subscribe="written")
+    frame = stream.option("startingOffsets", "earliest").load()
+    counts = frame.selectExpr("cast(cast(key AS STRING) AS INT) % 3 AS rest").groupBy("rest").count()
+    updates = counts.selectExpr("cast(rest AS STRING) AS key", "cast(count AS STRING) AS value")
+    ended = []
+    for function in (write_and_fail, write):
+        writer = updates.writeStream.outputMode("update").foreachBatch(function)
+        writer = writer.option("checkpointLocation", f"{DIRECTORY}/totals")
+        query = writer.trigger(availableNow=True).start()
+        ended.append(failed(lambda query=query: query.awaitTermination(ENDS_SECONDS_MAX)))
+    rows = spark.read.format("shoal").options(agent=AGENTS, subscribe="totals").load().collect()
+    return [*ended, *sorted(row["value"].decode() for row in rows)]
+
+
 def main() -> None:
     """Register, write, read, copy as a stream."""
     spark = session()
@@ -85,6 +109,7 @@ def main() -> None:
     except PySparkException as error:
         results["unknown_topic"] = str(error)
     if KIND == "connect":
+        results["totals"] = totals(spark)
         frame = load().orderBy("partition", "offset").toPandas()
         results["pandas"] = {name: str(kind) for name, kind in frame.dtypes.items()}
         results["values"] = sorted(frame["value"].str.decode("utf-8"))

@@ -38,6 +38,7 @@ for name in ("aiohttp", "liburing", "crc32c", "xxhash", "msgpack", "zeroconf", "
     sys.modules[name] = None  # as where they are not installed
 import pyspark_shoal
 import shoal.format.hash_ranges
+import shoal.spark.foreach_batch
 import shoal.spark.write.write
 ours = sorted(name for name in sys.modules if name.split(".")[0] == "shoal")
 hashed = shoal.format.hash_ranges.key_hash(b"key")

@@ -161,7 +161,7 @@ def sealed(made: Shipment, name: str, **changes: Any) -> None:
     """A pickle of one of Shoal's classes, as Spark would carry it."""
     import shoal.errors
 
-    function, arguments = made._replace(**changes).around(pickle.dumps(shoal.errors.ShoalError), False)
+    function, arguments = made._replace(**changes).around(shoal.errors.ShoalError, False)
     pathlib.Path(name).write_bytes(pickle.dumps(_Reduced(function, arguments)))
 
 
@@ -216,7 +216,7 @@ def sent(monkeypatch: pytest.MonkeyPatch, place: pathlib.Path) -> Iterator[Shipm
     """As in a planning process of Spark where the same Shoal is installed."""
     files = spark_setup.files()
     made = shipment.pack(files, spark_setup.zipped(files))._replace(is_delivered=True)
-    monkeypatch.setattr(shipment, "_received", None)
+    monkeypatch.setattr(shipment, "received", None)
     assert pickle.loads(pickle.dumps(SentSource(ShoalDataSource, made))) is ShoalDataSource
     assert not place.exists()  # the same Shoal is here: nothing was unpacked
     yield made
@@ -243,7 +243,7 @@ def test_the_zip_goes_to_planners_and_never_with_a_task(
     assert pickle.loads(pickle.dumps(reader))._options == reader._options
     scan = Scan(OffsetRange("t", 0, 0, 9, ("http://h:1",)), ("http://h:1",), ("key",), True)
     assert len(pickle.dumps(ShoalPartition(scan))) < 600
-    monkeypatch.setattr(shipment, "_received", sent._replace(is_delivered=False))
+    monkeypatch.setattr(shipment, "received", sent._replace(is_delivered=False))
     assert len(pickle.dumps(reader)) > zip_bytes  # no temporary directory to deliver it from
     assert not place.exists()
 

@@ -62,6 +62,7 @@ def run(
     """The program's results. The zip is where the command says ZIP."""
     cluster.fill("written", (), ())
     cluster.fill("copied", ())
+    cluster.fill("totals", ())
     archive = tmp_path / "shoal-spark.zip"
     spark_setup.package(archive)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -134,7 +135,7 @@ def test_spark_submit_takes_the_zip(
 def test_connect_gets_shoal_by_register(
     cluster: Cluster, bare_python: pathlib.Path, spark_home: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Through gRPC to a server of its own: batch both ways, a stream, and a pandas frame."""
+    """Through gRPC to a server of its own: batch both ways, streams, foreachBatch, a pandas frame."""
     python = str(bare_python)
     # Spark's own word for a port of the test's instead of 15002, which another server may have.
     variables = {"PYSPARK_PYTHON": python, "SPARK_HOME": str(spark_home), "SPARK_TESTING": "1"}
@@ -143,6 +144,10 @@ def test_connect_gets_shoal_by_register(
     (unpacked,) = (tmp_path / "temporary" / f"shoal-spark-{os.geteuid()}").iterdir()
     assert {path.name for path in unpacked.iterdir()} == {"shoal", "pyspark_shoal.py"}
     assert results["values"] == VALUES
+    failure, success, *totals = results["totals"]
+    assert "behind the write" in failure
+    assert success == "no failure"
+    assert totals == ["333", "333", "334"]  # once, though written twice
     assert results["pandas"] == {
         "key": "object",
         "value": "object",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from typing import Any, TypeAlias
 
 import pytest
@@ -54,7 +55,7 @@ def check_written(cluster: Cluster, said: dict[str, str]) -> None:
     assert stored["written"] == 500
     assert stored["copied"] == 40
     assert stored["people"] == 2  # the page's example
-    assert {epoch for _, _, epoch, _, _ in cluster.writes} == {0}
+    assert {epoch for _, _, epoch, _, _ in cluster.writes} == {0, 1}  # two micro-batches of the totals
     assert "there is no column value; make one" in said["no_value"]
     assert "unknown topic 'writen': make it first" in said["unknown_topic"]
     assert 'use .mode("append")' in said["overwrite"]
@@ -62,6 +63,19 @@ def check_written(cluster: Cluster, said: dict[str, str]) -> None:
     assert "did you mean txnId?" in said["misspelt"]
     assert "column value is int, but string or binary is written" in said["wrong_type"]
     assert "no agent answers" in said["nobody"]
+
+
+def check_totals(said: dict[str, Any]) -> None:
+    """Each micro-batch once: two of them, of which the first was written twice. 40 records have 4 keys."""
+    assert "behind the write" in said["ended"][0]
+    assert said["ended"][1] == "no failure"
+    assert said["batches"] == [0, 1]
+    assert "this function is for writeStream.foreachBatch" in said["outside"]
+    assert len(said["written"]) == 8
+    keys = Counter(
+        "none" if offset % 7 == 0 else f"key-{offset % 3}" for rows in (10, 30) for offset in range(rows)
+    )
+    assert said["newest"] == sorted(f"{key} {count}" for key, count in keys.items())
 
 
 @pytest.mark.slow
@@ -72,6 +86,8 @@ def test_spark_reads_topics(cluster: Cluster, keeps_classes: dict[str, str], tmp
     cluster.fill("again", (), ())
     cluster.fill("copied", ())
     cluster.fill("people", ())
+    cluster.fill("totals", ())
+    cluster.fill("counts", ())
     environment = {
         **os.environ,
         **keeps_classes,
@@ -111,6 +127,7 @@ def test_spark_reads_topics(cluster: Cluster, keeps_classes: dict[str, str], tmp
     assert list(results["view"].values()) == [40, 29]
     assert results["pushed"] == [18, 1]
     check_written(cluster, results["written"])
+    check_totals(results["totals"])
     stream = results["stream"]
     assert stream["batches"] == [12, 12, 12, 4]
     assert stream["records"] == [[0, n] for n in range(10)] + [[1, n] for n in range(30)]

@@ -33,7 +33,7 @@ READ: Final = (
     "prefetchBytes",
 )
 TABLE: Final = ("agent", "table", "prefix")
-WRITE: Final = ("agent", "topic", "txnId")
+WRITE: Final = ("agent", "topic", "txnId", "txnBatch")
 _SPARKS: Final = (
     "checkpointLocation",
     "queryName",

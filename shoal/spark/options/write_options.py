@@ -12,6 +12,8 @@ from shoal.spark.options.known import WRITE, Mode, known_options
 from shoal.spark.options.values import agents_of, require_topic_name
 
 _TXN_ID = re.compile(r"[\x21-\x7e]{1,80}")
+_TXN_BATCH = re.compile(r"[0-9]{1,10}", re.ASCII)
+TXN_BATCH_MAX: Final = 2**32 - 1  # of a producer's epoch
 WRITTEN_TYPES: Final = {
     "value": ("string", "binary"),
     "key": ("string", "binary"),
@@ -32,6 +34,7 @@ class SinkOptions:
     agents: tuple[str, ...]
     topic: str | None
     txn_id: str | None
+    txn_batch: int  # the write's number among those of the same txn_id; 0: there is one only
 
 
 def parse_sink_options(options: Mapping[str, str], environment: Mapping[str, str]) -> SinkOptions:
@@ -43,7 +46,12 @@ def parse_sink_options(options: Mapping[str, str], environment: Mapping[str, str
     txn_id = given.get("txnid", "").strip() or None
     if txn_id is not None and not _TXN_ID.fullmatch(txn_id):
         raise SourceError(f"option txnId must be 1 to 80 printable characters without spaces, not {txn_id!r}")
-    return SinkOptions(agents_of(given, environment), topic, txn_id)
+    text = given.get("txnbatch", "0").strip()
+    if not _TXN_BATCH.fullmatch(text) or int(text) > TXN_BATCH_MAX:
+        raise SourceError(f"option txnBatch must be a number from 0 to {TXN_BATCH_MAX}, not {text[:40]!r}")
+    if "txnbatch" in given and txn_id is None:
+        raise SourceError("option txnBatch numbers the writes of one txnId, which is not given")
+    return SinkOptions(agents_of(given, environment), topic, txn_id, int(text))
 
 
 def check_written(columns: Sequence[tuple[str, str]], options: SinkOptions) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, SupportsIndex
 from shoal.spark.ship import bootstrap
 from shoal.spark.ship.bootstrap import digest_of
 
-_received: Shipment | None = None  # this process has been sent it
+received: Shipment | None = None  # this process has been sent it
 _served: Final[list[tempfile.TemporaryDirectory[str]]] = []
 """One for each context of this process: executors fetch the zip as long as it lives."""
 
@@ -33,10 +33,12 @@ class Shipment(NamedTuple):
     archive: bytes | None
     is_delivered: bool
 
-    def around(self, pickled: bytes, is_for_tasks: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """A pickle's reduction to this Shoal, then what `pickled` holds."""
+    def around(self, thing: Any, is_for_tasks: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """A pickle's reduction: this Shoal, then an object or a class of its own."""
+        pickled = io.BytesIO()
+        _Plain(pickled).dump(thing)
         archive = None if is_for_tasks and self.is_delivered else self.archive
-        return _Opener(self.digest), (self.digest, self.names, archive, self.is_delivered, pickled)
+        return _Opener(self.digest), (self.digest, self.names, archive, self.is_delivered, pickled.getvalue())
 
 
 class _Opener:
@@ -66,10 +68,10 @@ def _bootstrap_text() -> bytes:
 
 def take(digest: str, names: tuple[str, ...], archive: bytes | None, is_delivered: bool) -> None:
     """Note that this process was sent it: its own pickles take the same way."""
-    global _received
-    if archive is None and _received is not None:
-        archive = _received.archive
-    _received = Shipment(digest, names, archive, is_delivered)
+    global received
+    if archive is None and received is not None:
+        archive = received.archive
+    received = Shipment(digest, names, archive, is_delivered)
 
 
 def pack(files: Mapping[str, bytes], archive: bytes) -> Shipment:
@@ -112,7 +114,7 @@ class SentSource:
         return str(self._source.name())
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return self._shipment.around(pickle.dumps(self._source), is_for_tasks=False)
+        return self._shipment.around(self._source, is_for_tasks=False)
 
 
 class Shipped:
@@ -121,11 +123,9 @@ class Shipped:
     _is_for_tasks = True  # Spark pickles it into what each task is sent
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        if _received is None:
+        if received is None:
             return object.__reduce_ex__(self, protocol)
-        pickled = io.BytesIO()
-        _Plain(pickled).dump(self)
-        return _received.around(pickled.getvalue(), self._is_for_tasks)
+        return received.around(self, self._is_for_tasks)
 
 
 class _Plain(pickle.Pickler):

@@ -29,19 +29,21 @@ class ShoalCommit(datasource.WriterCommitMessage):
 
 
 class ShoalWriter(Shipped, datasource.DataSourceArrowWriter):
-    """df.write: a task that Spark repeats stores no record twice; with the option txnId, nor does the whole
-    write when it is started again."""
+    """df.write: a task that Spark repeats stores no record twice. With the option txnId, nor does the whole
+    write when it is started again; txnBatch numbers the writes of a txnId."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._sink = Sink(options.agents, options.topic)
         self._transaction = options.txn_id or uuid.uuid4().hex
+        self._batch = options.txn_batch
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> ShoalCommit:
         """One task."""
         task = TaskContext.get()
         assert task is not None, "Spark writes within tasks"
         settle_worker()
-        return ShoalCommit(TaskWriter(self._sink, self._transaction, task.partitionId()).write(iterator))
+        writer = TaskWriter(self._sink, self._transaction, task.partitionId(), self._batch)
+        return ShoalCommit(writer.write(iterator))
 
 
 class ShoalStreamWriter(Shipped, datasource.DataSourceStreamArrowWriter):
