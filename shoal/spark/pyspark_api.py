@@ -1,6 +1,7 @@
-"""The part of PySpark that is not alike in all versions that Shoal runs on.
+"""The part of PySpark that is not alike in all versions that Shoal runs on, with stand-ins for gaps.
 
-Law of this file: the only one that asks which PySpark there is.
+Law of this file: the only one that asks for this part, and it asks by names, not by version, since vendors
+take features from later versions. A stand-in makes Shoal narrower, never wrong.
 """
 
 from __future__ import annotations
@@ -9,7 +10,26 @@ import functools
 import gc
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+import pyspark
+from pyspark.errors import AnalysisException
+from pyspark.sql import datasource
+
+__all__ = [
+    "COMPARISONS",
+    "HAS_READ_LIMITS",
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxRows",
+    "SimpleReader",
+    "StreamArrowWriter",
+    "SupportsTriggerAvailableNow",
+    "VERSION",
+    "register_source",
+    "settle_worker",
+    "takes_records",
+]
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -18,8 +38,27 @@ try:
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
-except ImportError as error:
-    raise ImportError("shoal.spark needs PySpark 4.2 or newer: pip install 'shoal-log[spark]'") from error
+
+    HAS_READ_LIMITS: Final = True
+    """Whether Spark tells a stream's reader where a micro-batch begins, how large it may be, and that it has
+    Trigger.AvailableNow, under which no limit may be the reason for an end: from 4.2."""
+except ImportError:
+    HAS_READ_LIMITS = False  # type: ignore[misc]
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Nobody asks for it."""
+
+    class ReadLimit:  # type: ignore[no-redef]
+        """Nobody asks for one."""
+
+    class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
+        """The only one there is."""
+
+    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
+        """Its option is refused."""
+
+        max_rows: int
+
 
 try:
     from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper as SimpleReader
@@ -29,15 +68,30 @@ except ImportError:  # takes_records() is false then, and nothing is done with t
         """In the place of PySpark's."""
 
 
-__all__ = [
-    "ReadAllAvailable",
-    "ReadLimit",
-    "ReadMaxRows",
-    "SimpleReader",
-    "SupportsTriggerAvailableNow",
-    "settle_worker",
-    "takes_records",
-]
+VERSION: Final[str] = pyspark.__version__
+"""For messages."""
+
+COMPARISONS: Final[dict[type[Any], str]] = {
+    getattr(datasource, name): comparison
+    for name, comparison in {
+        "EqualTo": "=",
+        "In": "in",
+        "GreaterThan": ">",
+        "GreaterThanOrEqual": ">=",
+        "LessThan": "<",
+        "LessThanOrEqual": "<=",
+    }.items()
+    if hasattr(datasource, name)
+}
+"""Filters that bound ranges. Empty: this Spark pushes none (4.0), and filters what was read."""
+
+try:
+    StreamArrowWriter = datasource.DataSourceStreamArrowWriter
+except AttributeError:
+
+    class StreamArrowWriter(datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter):  # type: ignore[no-redef, misc]
+        """Spark 4.0 has no such class, and gives Arrow to every writer that is of the second one, also to
+        those of streams."""
 
 
 @functools.cache
@@ -62,3 +116,14 @@ def takes_records(modules: Mapping[str, Any] = sys.modules) -> bool:
         if code is not None:
             return {"isinstance", "_SimpleStreamReaderWrapper", "getCache"} <= set(code.co_names)
     return False
+
+
+def register_source(spark: Any, source: Any) -> bool:
+    """Register a data source; False: Spark keeps one of this name that it has found installed (4.0)."""
+    try:
+        spark.dataSource.register(source)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+        return False
+    return True

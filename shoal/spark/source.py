@@ -18,8 +18,10 @@ from shoal.spark.options.read_options import (
     names_table,
     parse_source_options,
     parse_table_options,
+    refuse_limits,
 )
 from shoal.spark.options.write_options import SinkOptions, check_written, parse_sink_options
+from shoal.spark.pyspark_api import HAS_READ_LIMITS, VERSION, register_source
 from shoal.spark.read.readers import ShoalPushdownReader, ShoalReader, ShoalStreamReader, ShoalTableReader
 from shoal.spark.setup import check_session, files, settled_settings, zipped
 from shoal.spark.ship.shipment import SentSource, Shipped, deliver, pack
@@ -80,6 +82,8 @@ class ShoalDataSource(Shipped, datasource.DataSource):
         self._require_own(schema)
         if names_table(self.options):
             parse_table_options(self.options, os.environ, Mode.STREAM)
+        if not HAS_READ_LIMITS:
+            refuse_limits(self.options, VERSION)
         return ShoalStreamReader(self._parsed(Mode.STREAM))
 
     def writer(self, schema: types.StructType, overwrite: bool) -> ShoalWriter:
@@ -125,4 +129,4 @@ def register(spark: SparkSession) -> None:
     contents = files()
     source: Any = SentSource(ShoalDataSource, deliver(pack(contents, zipped(contents)), spark))
     with settled_settings(spark):
-        spark.dataSource.register(source)
+        register_source(spark, source)

@@ -6,6 +6,7 @@ Run by test_spark.py in a process of its own: a JVM does not leave the process t
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pathlib
 import re
@@ -20,10 +21,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
-from shoal.spark import SourceError, batches, register
+from shoal.spark import ShoalDataSource, SourceError, batches, register
+from shoal.spark.pyspark_api import HAS_READ_LIMITS, register_source
 
 EXIT_SECONDS_MAX = 200.0
 ENDS_SECONDS_MAX = 400
+HAS_PIPELINES = importlib.util.find_spec("pyspark.pipelines") is not None
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 
 
@@ -44,7 +47,8 @@ def session() -> SparkSession:
 
 
 def stream_results(spark: SparkSession, agents: str, directory: str) -> dict[str, Any]:
-    """A stream with a limit until all is read, again from its checkpoint, and one that waits."""
+    """A stream until all is read, with a limit or with the refusal of one where this Spark has none; again
+    from its checkpoint, and one that waits."""
     options = {"subscribe": "flights", "agent": agents, "startingOffsets": "earliest"}
 
     def start(name: str, checkpoint: str, available_now: bool, **more: Any) -> StreamingQuery:
@@ -55,7 +59,12 @@ def stream_results(spark: SparkSession, agents: str, directory: str) -> dict[str
         trigger = {"availableNow": True} if available_now else {"processingTime": "0 seconds"}
         return writer.trigger(**trigger).start()
 
-    query = start("limited", "one", True, maxOffsetsPerTrigger=12, minPartitions=4)
+    limits: dict[str, Any] = {"maxOffsetsPerTrigger": 12}
+    refusal = "no refusal"
+    if not HAS_READ_LIMITS:
+        refusal = failed(lambda: start("refused", "zero", True, **limits).awaitTermination(ENDS_SECONDS_MAX))
+        limits = {}
+    query = start("limited", "one", True, minPartitions=4, **limits)
     query.awaitTermination(ENDS_SECONDS_MAX)
     done("a limited stream")
     progress = [entry for entry in query.recentProgress if entry["numInputRows"]]
@@ -71,19 +80,15 @@ def stream_results(spark: SparkSession, agents: str, directory: str) -> dict[str
     waiting.stop()
     done("one that waits")
     stopped_seconds = time.monotonic() - began
-    failed = start("", "three", True, subscribe="fligths")
-    try:
-        failed.awaitTermination(ENDS_SECONDS_MAX)
-        failure = "no failure"
-    except PySparkException as error:
-        failure = str(error)
+    unknown = failed(lambda: start("", "three", True, subscribe="fligths").awaitTermination(ENDS_SECONDS_MAX))
     return {
+        "limit": refusal,
         "batches": [entry["numInputRows"] for entry in progress],
         "records": sorted(map(list, rows)),
         "lag_of_first": [progress[0]["sources"][0][name] for name in ("endOffset", "latestOffset")],
         "again": sum(entry["numInputRows"] for entry in again.recentProgress),
         "stopped_seconds": stopped_seconds,
-        "unknown_topic": failure,
+        "unknown_topic": unknown,
     }
 
 
@@ -192,11 +197,16 @@ def end(spark: SparkSession) -> None:
 
 
 def run_the_page() -> None:
-    """Its examples as it has them, one after the other; the agent is SHOAL_AGENT's."""
+    """Its examples as it has them, one after the other; the agent is SHOAL_AGENT's. One of them begins with
+    an import that only a Spark with pipelines has, from 4.1."""
     names: dict[str, Any] = {}
     for example in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         done("an example of the page")
-        exec(example, names)
+        try:
+            exec(example, names)
+        except ImportError as error:
+            if HAS_PIPELINES or "cannot import name 'pipelines'" not in str(error):
+                raise
 
 
 def main() -> None:
@@ -259,6 +269,7 @@ def main() -> None:
     results["pushed"] = [pushed.count(), pushed.rdd.getNumPartitions()]
     results["stream"] = stream_results(spark, sys.argv[1], sys.argv[2])
     done("streams")
+    results["replaced"] = register_source(spark, ShoalDataSource)
     register(spark)
     results["registered"] = load().count()
     done("registered")

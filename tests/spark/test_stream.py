@@ -40,6 +40,12 @@ def read(stream: StreamPlanner, start: Any, end: Any) -> list[tuple[int, int, in
     return [(piece.partition, piece.start, piece.end) for piece in stream.ranges(start, end)]
 
 
+def begun(cluster: Cluster, **options: Any) -> tuple[StreamPlanner, Any]:
+    """A query whose first micro-batch, of what was there when it began, is planned; where the next begins."""
+    stream = planner(cluster, **options)
+    return stream, stream.latest_offset(stream.initial_offset(), None)
+
+
 def test_a_new_query_begins_where_the_options_say(cluster: Cluster) -> None:
     """At the end unless told; asked twice (as Spark does) "latest" is one and the same place."""
     stream = planner(cluster)
@@ -114,8 +120,8 @@ def test_available_now_fixes_the_end(cluster: Cluster) -> None:
 
 def test_an_idle_stream_waits_at_the_agent(cluster: Cluster) -> None:
     """One request while nothing happens, answered as soon as something does; then offsets need no other."""
-    stream = planner(cluster, idleWaitMs=30_000)
-    assert stream.initial_offset() == ALL
+    stream, start = begun(cluster, idleWaitMs=30_000)
+    assert start == ALL
     cluster.requests.clear()
     timer = threading.Timer(0.2, lambda: cluster.topics["flights"][2].append(2, 5))
     timer.start()
@@ -130,8 +136,7 @@ def test_an_idle_stream_waits_at_the_agent(cluster: Cluster) -> None:
 def test_waiting_uses_the_same_connection_again(cluster: Cluster) -> None:
     """Also one that the agent has closed meanwhile: the wait is asked for anew."""
     POOL.close()  # of what other tests have left
-    stream = planner(cluster, idleWaitMs=50)
-    start = stream.initial_offset()
+    stream, start = begun(cluster, idleWaitMs=50)
     stream.latest_offset(start, None)
     kept = [id(idle.connection) for idle in POOL._idle]
     stream.latest_offset(start, None)
@@ -147,8 +152,7 @@ def test_waiting_uses_the_same_connection_again(cluster: Cluster) -> None:
 def test_several_topics_are_waited_for_at_once(cluster: Cluster) -> None:
     """Whichever moves first ends the wait."""
     cluster.fill("trains", (5,))
-    stream = planner(cluster, subscribe="trains,flights", idleWaitMs=30_000)
-    start = stream.initial_offset()
+    stream, start = begun(cluster, subscribe="trains,flights", idleWaitMs=30_000)
     timer = threading.Timer(0.1, lambda: cluster.topics["trains"][0].append(0, 7))
     timer.start()
     assert stream.latest_offset(start, None) == {**ALL, "trains": {"0": 12}}
@@ -156,9 +160,9 @@ def test_several_topics_are_waited_for_at_once(cluster: Cluster) -> None:
 
 def test_the_wait_is_bounded(cluster: Cluster) -> None:
     """Nothing new: the same offset again, after about idleWaitMs."""
-    stream = planner(cluster, idleWaitMs=200)
+    stream, start = begun(cluster, idleWaitMs=200)
     started = time.monotonic()
-    assert stream.latest_offset(stream.initial_offset(), None) == ALL
+    assert stream.latest_offset(start, None) == ALL
     assert 0.19 < time.monotonic() - started < 40
 
 
@@ -201,6 +205,8 @@ def test_a_pattern_without_topics_is_patient(cluster: Cluster) -> None:
     now = iter(range(100))
     stream = StreamPlanner(parsed, clock=lambda: float(next(now)), pause=pauses.append)
     assert stream.initial_offset() == {}
+    assert stream.latest_offset({}, None) == {}
+    assert pauses == []
     assert stream.latest_offset({}, None) == {}
     assert pauses
     assert all(0 < pause <= 1 for pause in pauses)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shoal.spark import java
+from shoal.spark import java, pyspark_version
 from shoal.spark.options.errors import SourceError
 from shoal.spark.setup import check_worker_python
 
@@ -52,6 +52,7 @@ def examine(data: str) -> list[Finding]:
         lambda: check_disk_space(data),
         lambda: check_port("http port", 7070, socket.SOCK_STREAM),
         lambda: check_port("gossip port", 7946, socket.SOCK_DGRAM),
+        check_pyspark,
         check_java,
         check_pyspark_python,
     ]
@@ -172,6 +173,16 @@ def check_port(name: str, port: int, kind: socket.SocketKind) -> Finding:
             advice = "an agent may be running already; another one takes the next free port"
             return Finding(name, "note", f"{port}: {error.strerror}", advice)
     return Finding(name, "ok", f"{port} is free")
+
+
+def check_pyspark() -> Finding:
+    """Spark's data source runs in a PySpark that is there and new enough; nothing else here needs one."""
+    there = pyspark_version.installed()
+    problem = pyspark_version.problem()
+    if there is None or problem is not None:
+        found = "none" if there is None else f"{there.text} is too old"
+        return Finding("pyspark", "note", found, f"only Spark needs it. {problem}")
+    return Finding("pyspark", "ok", there.text)
 
 
 def check_java() -> Finding:

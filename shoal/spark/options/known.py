@@ -44,6 +44,7 @@ _SPARKS: Final = (
 """Options that Spark itself reads and hands over with the others, for named queries and pipelines. They
 concern no topic."""
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pushdown")
+LIMITS: Final = ("minOffsetsPerTrigger", "maxOffsetsPerTrigger")
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "idleWaitMs", "prefetchBytes")
 _ADVICE: Final = {
     "kafka.bootstrap.servers": 'the agents are named by .option("agent", "http://HOST:7070")',

@@ -8,7 +8,7 @@ from typing import Final
 
 from shoal.spark.options.bounds import EARLIEST, LATEST, Bound, Selection, bound_of, selection_of
 from shoal.spark.options.errors import SourceError
-from shoal.spark.options.known import READ, TABLE, Mode, known_options
+from shoal.spark.options.known import LIMITS, READ, TABLE, Mode, known_options
 from shoal.spark.options.values import agents_of, boolean, count_of, names_in, require_topic_name
 
 MAX_PIECES: Final = 100_000  # tasks of one query; Spark's own scheduler suffers long before
@@ -76,6 +76,17 @@ def parse_source_options(
         prefetch_bytes=count_of(given, "prefetchBytes", PREFETCH_BYTES, PREFETCH_BYTES_MAX, low=0),
         fail_on_data_loss=boolean(given, "failOnDataLoss", default=True),
     )
+
+
+def refuse_limits(options: Mapping[str, str], spark: str) -> None:
+    """Raises SourceError for an option of streams that this Spark, before 4.2, would not keep to. No source
+    hears of Trigger.AvailableNow there: one limited micro-batch would be all."""
+    for name in LIMITS:
+        if any(given.lower() == name.lower() for given in options):
+            raise SourceError(
+                f"option {name} needs Spark 4.2 or newer: the Trigger.AvailableNow of {spark} would end after"
+                " one micro-batch of that size; leave the option out"
+            )
 
 
 def names_table(options: Mapping[str, str]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -17,6 +17,7 @@ from pyspark.sql import datasource
 from shoal.spark.options.bounds import Selection
 from shoal.spark.options.read_options import SourceOptions, TableOptions
 from shoal.spark.pyspark_api import (
+    COMPARISONS,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
@@ -99,21 +100,11 @@ class ShoalPushdownReader(ShoalReader):
         """Bounds from filters on topic, partition, offset and timestamp; Spark still applies them all."""
         condition: Any
         for condition in filters:
-            comparison = _COMPARISONS.get(type(condition))
+            comparison = COMPARISONS.get(type(condition))
             if comparison is not None and len(condition.attribute) == 1:  # else the column of a nested field
                 column = condition.attribute[0].lower()
                 self._narrowing = self._narrowing.by(column, comparison, condition.value)
         return filters
-
-
-_COMPARISONS: Final[dict[type[datasource.Filter], str]] = {
-    datasource.EqualTo: "=",
-    datasource.In: "in",
-    datasource.GreaterThan: ">",
-    datasource.GreaterThanOrEqual: ">=",
-    datasource.LessThan: "<",
-    datasource.LessThanOrEqual: "<=",
-}
 
 
 @dataclass(frozen=True)
@@ -180,8 +171,11 @@ class ShoalStreamReader(Shipped, datasource.DataSourceStreamReader, SupportsTrig
         most = self._options.max_offsets_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next micro-batch; waits at an agent while there is nothing."""
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        """The end of the next micro-batch; waits at an agent while there is nothing. (Spark before 4.2 gives
+        no argument.)"""
         return self._planner.latest_offset(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
     def prepareForTriggerAvailableNow(self) -> None:

@@ -49,6 +49,9 @@ class StreamPlanner:
         self._directory = directory or Directory(options.agents)
         self._clock = clock
         self._initial: OffsetsJson | None = None
+        self._initial_ends: Offsets = {}
+        self._place: OffsetsJson | None = None  # where the next micro-batch begins, as far as Spark has shown
+        self._has_answered = False
         self._states: States = {}
         self._states_since = float("-inf")
         self._targets: Offsets | None = None  # ends fixed by Trigger.AvailableNow
@@ -67,6 +70,7 @@ class StreamPlanner:
             starts = self._directory.resolve(self._options.starting, "starting", states)
             self._check_starts(starts, states)
             self._initial = offsets_to_json(starts)
+            self._initial_ends = _high_watermarks(states)
         return self._initial
 
     def _check_starts(self, starts: Mapping[TopicPartition, int], states: States) -> None:
@@ -85,24 +89,45 @@ class StreamPlanner:
         """Fix the ends: the query reads up to the present high watermarks, then stops."""
         self._targets = _high_watermarks(self._existing_states())
 
-    def latest_offset(self, start_json: Any, max_rows: int | None) -> OffsetsJson:
+    def latest_offset(self, start_json: Any | None, max_rows: int | None) -> OffsetsJson:
         """The end of the next micro-batch; the start itself when there is nothing to read.
 
-        While there is nothing it waits at an agent, at most idle_wait_ms: Spark asks again at once.
+        `start_json` is None where Spark does not tell it (4.0, 4.1). The micro-batch then begins at the end
+        of the last one that was planned. After a restart Spark first plans an empty one at the newest offset
+        of its checkpoint. Such a Spark does not tell of Trigger.AvailableNow either, which asks once: so the
+        first answer does not wait.
         """
-        start = offsets_from_json(start_json)
+        is_told = start_json is not None
+        if start_json is None:
+            start_json = self.initial_offset() if self._place is None else self._place
+        is_first = not self._has_answered
+        targets = self._targets
+        if targets is None and is_first and start_json == self._initial:
+            # A new query's first micro-batch ends where its beginning was looked up. A partition that begins
+            # at its log's end so has its beginning in the checkpoint before anything of it is read.
+            targets = self._initial_ends
+        may_wait = targets is None and (is_told or not is_first)
+        end = self._next_end(offsets_from_json(start_json), targets, may_wait, max_rows)
+        self._has_answered, self._place = True, end
+        return end
+
+    def _next_end(
+        self, start: Offsets, targets: Offsets | None, may_wait: bool, max_rows: int | None
+    ) -> OffsetsJson:
+        """While there is nothing it waits at an agent, at most idle_wait_ms: Spark asks again at once."""
         deadline = self._clock() + self._options.idle_wait_ms / 1000
         # The last states do where they show something to read, or where waiting comes next anyway.
         known = all(partition in self._states.get(topic, {}) for topic, partition in start)
         is_stale = self._clock() - self._states_since > DISCOVERY_SECONDS
-        must_ask = self._targets is not None or not known or is_stale
+        never_waits = self._targets is not None or self._options.idle_wait_ms == 0
+        must_ask = never_waits or not known or is_stale
         states = self._existing_states() if must_ask else self._states
         while True:
-            begins, ends = stream_ends(start, states, self._options.fail_on_data_loss, self._targets)
+            begins, ends = stream_ends(start, states, self._options.fail_on_data_loss, targets)
             if ends != begins or begins.keys() - start.keys():
                 break
             remaining = deadline - self._clock()
-            if self._targets is not None or remaining <= 0:
+            if not may_wait or remaining <= 0:
                 return offsets_to_json(start)
             states = self._after_waiting(begins, remaining)
         if max_rows is not None:
@@ -135,6 +160,11 @@ class StreamPlanner:
     def ranges(self, start_json: Any, end_json: Any) -> list[OffsetRange]:
         """The tasks of a micro-batch. After a restart it is the first call, with the checkpoint's offsets."""
         start, end = offsets_from_json(start_json), offsets_from_json(end_json)
+        if not self._has_answered and start_json == self._initial:
+            # The first micro-batch of another process, planned again. Its beginning was looked up anew, and
+            # what begins at its log's end may do so behind that micro-batch, which had nothing of it.
+            end = {place: max(last, start.get(place, 0)) for place, last in end.items()}
+        self._place = end_json
         covered = all(
             partition in self._states.get(topic, {}) and last <= self._states[topic][partition].high_watermark
             for (topic, partition), last in end.items()

@@ -15,7 +15,7 @@ from pyspark.sql import datasource
 
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.write_options import SinkOptions
-from shoal.spark.pyspark_api import settle_worker
+from shoal.spark.pyspark_api import StreamArrowWriter, settle_worker
 from shoal.spark.ship.shipment import Shipped
 from shoal.spark.write.send import Sink
 from shoal.spark.write.write import TaskCounts, TaskWriter
@@ -46,7 +46,7 @@ class ShoalWriter(Shipped, datasource.DataSourceArrowWriter):
         return ShoalCommit(writer.write(iterator))
 
 
-class ShoalStreamWriter(Shipped, datasource.DataSourceStreamArrowWriter):
+class ShoalStreamWriter(Shipped, StreamArrowWriter):
     """df.writeStream: a micro-batch that is repeated after a restart stores no record twice."""
 
     def __init__(self, options: SinkOptions) -> None:
@@ -60,5 +60,7 @@ class ShoalStreamWriter(Shipped, datasource.DataSourceStreamArrowWriter):
         query = task.getLocalProperty("sql.streaming.queryId")
         batch = task.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
-            raise SourceError("this Spark does not give its tasks the query's id: use PySpark 4.2")
+            raise SourceError(
+                "this Spark does not give its tasks the query's id: use Apache Spark 4.0 or newer"
+            )
         return ShoalCommit(TaskWriter(self._sink, query, task.partitionId(), int(batch)).write(iterator))

