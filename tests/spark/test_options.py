@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.spark.options.bounds import EARLIEST, LATEST, Bound, Selection
 from shoal.spark.options.errors import SourceError
-from shoal.spark.options.known import Mode
+from shoal.spark.options.known import Mode, without_effect
 from shoal.spark.options.read_options import COLUMNS, MAX_ROWS, SourceOptions, parse_source_options
 from shoal.spark.options.write_options import parse_sink_options
 from shoal.spark.read.plan import LogEnds, Narrowing, OffsetRange, plan, resolve
@@ -81,22 +81,45 @@ def test_names_in_any_case() -> None:
     ("changes", "says"),
     [
         ({"subscribe": " , "}, "no topic"),
-        ({"startingOffset": "earliest"}, "unknown option 'startingoffset'; did you mean startingOffsets?"),
+        ({"startingOffset": "earliest"}, "unknown option 'startingOffset'; did you mean startingOffsets?"),
         ({"kafka.bootstrap.servers": "h:1"}, '.option("agent", "http://HOST:7070")'),
-        ({"kafka.group.id": "g"}, "Spark's checkpoint holds the offsets"),
+        ({"kafka.bootstrap.server": "h:1"}, "option 'kafka.bootstrap.server'; the agents are named by"),
+        ({"kafka.security.protocol": "SSL"}, "agents have no TLS and no login: leave it out"),
+        ({"kafka.sasl.jaas.config": "x"}, "docs/operations/security.md"),
+        ({"kafka.ssl.truststore.location": "x"}, "docs/operations/security.md"),
+        ({"kafka.auto.offset.reset": "latest"}, "startingOffsets says where a query begins"),
+        ({"kafka.value.deserializer": "x"}, "use CAST(value AS STRING)"),
+        ({"kafka.enable.auto.commit": "true"}, "Spark's checkpoint holds the offsets"),
+        ({"txnid": "x"}, "unknown option 'txnId'; known are"),
+        ({"startingtimestampstrategy": "x"}, "option 'startingTimestampStrategy'; it is called"),
+        ({"Subscribe": "t"}, "option subscribe is given twice, in different cases of letters"),
         ({"subscribePattern": "t.*"}, "subscribe and subscribePattern exclude each other"),
         ({"subscribe": None}, "no topic"),
         ({"subscribe": "a/b"}, "no topic's name"),
-        ({"subscribe": None, "subscribePattern": "("}, "is no pattern"),
+        ({"subscribe": None, "subscribePattern": "("}, "is no pattern: missing )"),
+        (
+            {"subscribe": None, "subscribePattern": r"\p{Alpha}+"},
+            r"only Java knows: here patterns are Python's",
+        ),
+        ({"subscribe": None, "subscribePattern": r"\Qa.b\E"}, r"without '\\Q'; names of topics have a-z"),
+        ({"subscribe": None, "subscribePattern": "[a-z&&[^b]]+"}, "only Java knows"),
+        ({"subscribe": None, "subscribePattern": "[a-c[x-z]]"}, "only Java knows"),
+        ({"subscribe": None, "subscribePattern": "(?<n>a)"}, "only Java knows"),
         ({"subscribe": None, "assign": '{"t":0}'}, 'JSON like {"TOPIC": [0, 1]}'),
         ({"subscribe": None, "assign": '{"t":[-1]}'}, 'JSON like {"TOPIC": [0, 1]}'),
         ({"subscribe": None, "assign": "{}"}, 'JSON like {"TOPIC": [0, 1]}'),
         ({"columns": "key,wert"}, "there is no column 'wert', only key, value, topic"),
         ({"maxRecordsPerPartition": "0"}, "maxRecordsPerPartition must be a number from 1"),
         ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams (spark.readStream) only"),
-        ({"startingTimestamp": "yesterday"}, "startingTimestamp must be a number from 0"),
+        ({"minOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger is for streams (spark.readStream) only"),
+        ({"maxtriggerdelay": "5s"}, "maxTriggerDelay is for streams (spark.readStream) only"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp must be a time like 2026-01-31T05:00:00Z"),
+        ({"startingTimestamp": "2026-01-31T05:00:00"}, "must be a time like 2026-01-31T05:00:00Z"),
+        ({"startingTimestamp": "1969-12-31T23:59:59Z"}, "in milliseconds from 0 to"),
+        ({"endingTimestamp": "-1"}, "in milliseconds from 0 to"),
+        ({"endingOffsetsByTimestamp": '{"t":{"0":"1969-01-01T00:00:00Z"}}'}, "not a time in milliseconds or"),
         ({"startingOffsetsByTimestamp": '{"t":{"0":-1}}'}, "out of range"),
-        ({"startingOffsetsByTimestamp": '{"t":{"0":"x"}}'}, "not a time in milliseconds"),
+        ({"startingOffsetsByTimestamp": '{"t":{"0":"x"}}'}, "not a time in milliseconds or like 2026"),
         ({"startingOffsetsByTimestamp": "5"}, 'must be JSON like {"t": {"0": 1735689600000}}'),
         ({"startingOffsetsByTimestampStrategy": "guess"}, "must be error or latest"),
         ({"path": "x"}, "unknown option 'path'; topics are chosen by"),
@@ -141,6 +164,19 @@ def test_wrong_options_get_one_line(changes: dict[str, str], says: str) -> None:
         ({"endingTimestamp": "5"}, "endingTimestamp is for batch queries (spark.read) only"),
         ({"pushdown": "true"}, "pushdown is for batch queries (spark.read) only"),
         ({"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger must be a number from 1"),
+        ({"minOffsetsPerTrigger": "0"}, "minOffsetsPerTrigger must be a number from 1"),
+        (
+            {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"},
+            "minOffsetsPerTrigger=9 is above maxOffsetsPerTrigger=8",
+        ),
+        (
+            {"minOffsetsPerTrigger": "9", "maxTriggerDelay": "0s"},
+            "maxTriggerDelay is 0, so nothing would wait for minOffsetsPerTrigger: leave both out",
+        ),
+        ({"minOffsetsPerTrigger": "9", "maxTriggerDelay": "500us"}, "maxTriggerDelay is 0"),
+        ({"maxTriggerDelay": "-5s"}, "maxTriggerDelay must be a duration like 15m, 30s or 500ms, not '-5s'"),
+        ({"maxTriggerDelay": "5 weeks"}, "maxTriggerDelay must be a duration"),
+        ({"maxTriggerDelay": "99999999999d"}, "longer than 8,000 years"),
         ({"idleWaitMs": "60000"}, "idleWaitMs must be a number from 0 to 30000"),
         ({"startingOffsets": "first"}, "startingOffsets must be earliest or latest or JSON"),
     ],
@@ -151,6 +187,45 @@ def test_wrong_options_of_streams_get_one_line(changes: dict[str, str], says: st
         options(Mode.STREAM, **changes)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "delay_ms"),
+    [("15m", 900_000), ("15min", 900_000), (" 2H ", 7_200_000), ("1d", 86_400_000), ("30s", 30_000),
+     ("500", 500), ("500ms", 500), ("1500us", 1)],
+)  # fmt: skip
+def test_durations_are_those_of_the_kafka_source(text: str, delay_ms: int) -> None:
+    """Any case of letters; a number alone is milliseconds; 15m where none is given."""
+    chosen = options(Mode.STREAM, minOffsetsPerTrigger="9", maxTriggerDelay=text)
+    assert (chosen.min_offsets_per_trigger, chosen.max_trigger_delay_ms) == (9, delay_ms)
+    assert options(Mode.STREAM, minOffsetsPerTrigger="9").max_trigger_delay_ms == 900_000
+    assert (
+        options(Mode.STREAM, minOffsetsPerTrigger="9", maxOffsetsPerTrigger="9").max_offsets_per_trigger == 9
+    )
+
+
+def test_times_are_milliseconds_or_rfc_3339() -> None:
+    """In both forms of the options, for both sides; digits below a millisecond are dropped."""
+    at_ms = 1_769_835_600_000
+    assert options(startingTimestamp="2026-01-31T05:00:00Z").starting.time_ms == at_ms
+    assert options(startingTimestamp="2026-01-31 06:00:00.123999+01:00").starting.time_ms == at_ms + 123
+    assert options(endingTimestamp=str(at_ms)).ending.time_ms == at_ms
+    assert options(startingTimestamp="1970-01-01T00:00:00Z").starting.time_ms == 0
+    both = '{"t":{"0":"2026-01-31T05:00:00Z","1":5,"2":"1970-01-01T00:00:00Z"}}'
+    assert options(endingOffsetsByTimestamp=both).ending.times_ms == {"t": {0: at_ms, 1: 5, 2: 0}}
+
+
+def test_options_of_kafkas_client_have_no_effect() -> None:
+    """Nor have those that Spark adds by itself; a query with them is the one without."""
+    idle = {"kafka.max.poll.records": "5", "groupidprefix": "g", "KAFKA.group.id": "g", "kafka.acks": "all",
+            "fetchoffset.numretries": "3", "kafkaConsumer.pollTimeoutMs": "9"}  # fmt: skip
+    sparks = {"queryname": "q", "OUTPUTMODE": "append", "outputMode": "append", "checkpointlocation": "/c"}
+    assert options(**idle, **sparks) == options()
+    assert parse_sink_options({"topic": "t", **idle, **sparks}, {}) == parse_sink_options({"topic": "t"}, {})
+    assert without_effect({"subscribe": "t", **idle, **sparks, "kafka.ssl.protocol": "x"}) == [
+        "fetchOffset.numRetries", "groupIdPrefix", "kafka.acks", "kafka.group.id", "kafka.max.poll.records",
+        "kafkaConsumer.pollTimeoutMs",
+    ]  # fmt: skip
 
 
 def test_columns_are_chosen_in_the_order_given() -> None:

@@ -317,3 +317,99 @@ def test_a_replayed_micro_batch_is_the_same() -> None:
     begins, ends = stream_ends(end, later, True, None)
     assert begins == {**end, ("t", 3): 0}
     assert set(ends.values()) == {900}
+
+
+class Machine:
+    """A clock that pauses and waits move on, records that come at given times, and the directory of them."""
+
+    agents = ("http://agent:1",)
+
+    def __init__(self, *sizes: int) -> None:
+        self.now = 0.0
+        self.ends = list(sizes)
+        self.arrivals: list[float] = []  # of one record each, into partition 0
+        self.looks = 0
+
+    def pause(self, seconds: float) -> None:
+        """Time goes on, records come."""
+        assert seconds >= 0
+        self.now += seconds
+        while self.arrivals and self.arrivals[0] <= self.now:
+            self.ends[0] += 1
+            del self.arrivals[0]
+
+    def existing_states(self, selection: Any) -> dict[str, dict[int, LogEnds]]:
+        """As they are now."""
+        self.looks += 1
+        return {"t": {partition: LogEnds(0, end, ()) for partition, end in enumerate(self.ends)}}
+
+    def wait(self, selection: Any, after: Any, seconds: float) -> dict[str, dict[int, LogEnds]]:
+        """Until a partition has moved."""
+        until = self.now + seconds
+        while self.now < until and after["t"] == dict(enumerate(self.ends)):
+            self.pause(min(until, *self.arrivals[:1]) - self.now if self.arrivals else until - self.now)
+        return self.existing_states(selection)
+
+    def stream(self, **options: Any) -> StreamPlanner:
+        """A planner on this clock."""
+        chosen = {name: str(value) for name, value in {"subscribe": "t", **options}.items()}
+        parsed = parse_source_options(chosen, {}, Mode.STREAM)
+        directory: Any = self
+        return StreamPlanner(parsed, directory, clock=lambda: self.now, pause=self.pause)
+
+    def next_batch(self, stream: StreamPlanner, *start: int) -> tuple[float, list[int]]:
+        """Asked again and again, as Spark does: when the next micro-batch comes, and its ends."""
+        begin = {"t": {str(partition): offset for partition, offset in enumerate(start)}}
+        while (end := stream.latest_offset(begin, None)) == begin:
+            self.pause(0.01)
+        return round(self.now, 1), list(end["t"].values())
+
+
+def test_small_micro_batches_wait_for_more_records() -> None:
+    """minOffsetsPerTrigger: the first one comes at once, the others when they are large enough, or when their
+    oldest record has waited for maxTriggerDelay; the agent is asked ten times a second at most."""
+    machine = Machine(10, 20)
+    some = {"minOffsetsPerTrigger": 100, "maxTriggerDelay": "60s"}
+    stream = machine.stream(**some)
+    assert machine.next_batch(stream, 0, 0) == (0, [10, 20])
+    machine.arrivals = [10.0] * 60 + [20.0] * 39 + [30.0]
+    assert machine.next_batch(stream, 10, 20) == (30.0, [110, 20])
+    machine.looks = 0
+    machine.arrivals = [100 + number / 1_000 for number in range(99)]
+    assert machine.next_batch(stream, 110, 20) == (160.0, [209, 20])
+    assert machine.looks < 10 + 130 / 3 + 130 / 10  # bursts; waits of idleWaitMs; looks for new partitions
+    machine.arrivals = [170 + number / 50 for number in range(10_000)]
+    end = 209
+    for _ in range(2):
+        before, (end, _) = end, machine.next_batch(stream, end, 20)[1]
+        assert 100 <= end - before <= 106  # a look every 0.1 s
+    # After a restart nobody knows how long records have waited.
+    machine.pause(0.5)
+    assert machine.next_batch(machine.stream(**some), end, 20) == (round(machine.now, 1), machine.ends)
+    assert machine.ends[0] - end <= 30
+
+
+def test_available_now_waits_for_nothing() -> None:
+    """Neither for records nor for time: minOffsetsPerTrigger holds for queries that go on."""
+    machine = Machine(10, 30)
+    stream = machine.stream(minOffsetsPerTrigger=30, maxOffsetsPerTrigger=30)
+    stream.prepare_available_now()
+    end = stream.latest_offset({"t": {"0": 0, "1": 0}}, 30)
+    assert end == {"t": {"0": 7, "1": 22}}
+    end = stream.latest_offset(end, 30)
+    assert end == {"t": {"0": 10, "1": 30}}
+    assert stream.latest_offset(end, 30) == end
+    assert machine.now == 0
+
+
+def test_places_that_are_new_are_taken_at_once() -> None:
+    """A new partition, and a topic that was made again, have to get into the checkpoint."""
+    machine = Machine(10)
+    stream = machine.stream(minOffsetsPerTrigger=1_000, failOnDataLoss="false")
+    assert machine.next_batch(stream, 0) == (0, [10])
+    machine.ends = [11, 0]
+    assert machine.next_batch(stream, 10)[1] == [11, 0]
+    assert machine.now < 15  # when it was found
+    machine.ends = [4, 0]
+    assert machine.next_batch(stream, 11, 0)[1] == [4, 0]
+    assert machine.now < 30

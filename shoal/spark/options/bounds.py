@@ -11,13 +11,24 @@ from typing import Any, Final, TypeAlias
 from shoal.errors import numbered
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.known import SELECTIONS, Mode
-from shoal.spark.options.values import count_of, json_object, names_in, one_of, require_topic_name
+from shoal.spark.options.values import (
+    MAX_TIME_MS,
+    json_object,
+    names_in,
+    one_of,
+    require_topic_name,
+    time_ms_of,
+)
 
-MAX_TIME_MS: Final = 253_402_300_799_000  # the end of the year 9999: nobody means a later one
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 EARLIEST_NUMBER: Final = -2  # as Kafka writes them in JSON
 LATEST_NUMBER: Final = -1
+TIME_EXAMPLE: Final = "2026-01-31T05:00:00Z"
+_ONLY_JAVAS: Final = re.compile(r"\\[pP](?:\{\w*\}|\w)|\\[hHRXGQEzkVe]|\\x\{|\(\?<\w")
+"""Classes of characters, quotes and named groups, as only Java writes them: Python calls them faults."""
+_SET_OF_SETS: Final = re.compile(r"\[(?:[^\]\\]|\\.)*(?:\[|&&)")
+"""As [a-z&&[^b]]. Python would take the signs as they are, and no topic's name has them."""
 PerPartition: TypeAlias = Mapping[str, Mapping[int, int]]
 
 
@@ -85,12 +96,28 @@ def selection_of(given: Mapping[str, str]) -> Selection:
             require_topic_name("subscribe", topic)
         return Selection(topics=topics)
     if chosen[0] == "subscribePattern":
+        _require_pattern(text)
+        return Selection(pattern=text)
+    return Selection(assigned=_assigned(text))
+
+
+def _require_pattern(text: str) -> None:
+    """Raises SourceError for a pattern that Python does not know, or takes for something else than Java."""
+    fault = ""
+    javas = _SET_OF_SETS.search(text)
+    if javas is None:
         try:
             re.compile(text)
         except re.error as error:
-            raise SourceError(f"option subscribePattern: {text[:80]!r} is no pattern: {error}") from None
-        return Selection(pattern=text)
-    return Selection(assigned=_assigned(text))
+            fault, javas = str(error), _ONLY_JAVAS.search(text)
+    if javas is not None:
+        raise SourceError(
+            f"option subscribePattern: {text[:80]!r} is a pattern that only Java knows: here patterns are"
+            f" Python's, without {javas[0][:40]!r}; names of topics have a-z A-Z 0-9 . _ - only, so sets"
+            " like [A-Za-z] do"
+        )
+    if fault:
+        raise SourceError(f"option subscribePattern: {text[:80]!r} is no pattern: {fault}")
 
 
 def _assigned(text: str) -> dict[str, tuple[int, ...]]:
@@ -112,7 +139,12 @@ def bound_of(given: Mapping[str, str], side: str, selection: Selection, default:
     no_match = None if side == "starting" and strategy == "error" else LATEST
     name = f"{side}Timestamp"
     if name.lower() in given:
-        time_ms = count_of(given, name, 0, MAX_TIME_MS, low=0)
+        time_ms = time_ms_of(given[name.lower()])
+        if time_ms is None:
+            raise SourceError(
+                f"option {name} must be a time like {TIME_EXAMPLE}, or in milliseconds from 0 to"
+                f" {MAX_TIME_MS}, not {given[name.lower()][:80]!r}"
+            )
         return Bound(time_ms=time_ms, no_match=no_match)
     name = f"{side}OffsetsByTimestamp"
     if name.lower() in given:
@@ -172,8 +204,10 @@ def _numbers(name: str, topic: str, numbers: Any, low: int, high: int) -> dict[i
     parsed = {}
     for partition, number in numbers.items():
         sound = partition.isascii() and partition.isdecimal() and len(partition) < 10
+        if low == 0 and isinstance(number, str):
+            number = number if (time_ms := time_ms_of(number)) is None else time_ms
         if not sound or type(number) is not int:
-            what = "an offset" if low < 0 else "a time in milliseconds"
+            what = "an offset" if low < 0 else f"a time in milliseconds or like {TIME_EXAMPLE}"
             raise SourceError(f"option {name}: {topic!r} has {partition!r}: {number!r}, not {what}")
         if not low <= number <= high:
             raise SourceError(f"option {name}: {number} of {topic!r}/{partition} is out of range")

@@ -1,4 +1,4 @@
-"""The names of options: those of reads and of writes, and those that Spark adds.
+"""The names of options: those of reads and of writes, those of Kafka's source, and those that Spark adds.
 
 Pure. Options have the names of Spark's Kafka source and sink.
 """
@@ -29,12 +29,14 @@ READ: Final = (
     "minPartitions",
     "maxRecordsPerPartition",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "idleWaitMs",
     "prefetchBytes",
 )
 TABLE: Final = ("agent", "table", "prefix")
 WRITE: Final = ("agent", "topic", "txnId", "txnBatch")
-_SPARKS: Final = (
+SPARKS: Final = (
     "checkpointLocation",
     "queryName",
     "outputMode",
@@ -45,15 +47,50 @@ _SPARKS: Final = (
 concern no topic."""
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp", "pushdown")
 LIMITS: Final = ("minOffsetsPerTrigger", "maxOffsetsPerTrigger")
-_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "idleWaitMs", "prefetchBytes")
+_STREAM_ONLY: Final = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "idleWaitMs",
+    "prefetchBytes",
+)
+_NO_GROUP: Final = "there is no group: Spark's checkpoint holds the offsets"
+_NO_LOGIN: Final = (
+    "agents have no TLS and no login: leave it out, and keep them in a network of your own"
+    " (docs/operations/security.md)"
+)
+_CAST: Final = "key and value are binary: use CAST(value AS STRING), or from_json"
 _ADVICE: Final = {
-    "kafka.bootstrap.servers": 'the agents are named by .option("agent", "http://HOST:7070")',
-    "kafka.group.id": "there is no group: Spark's checkpoint holds the offsets",
-    "groupidprefix": "there is no group: Spark's checkpoint holds the offsets",
-    "startingtimestampstrategy": "it is called startingOffsetsByTimestampStrategy",
+    "startingTimestampStrategy": "it is called startingOffsetsByTimestampStrategy",
     "table": 'rows are written as records with keys: .option("topic", "TABLE")',
     "path": 'topics are chosen by .option("subscribe", "TOPIC"), and written to by .option("topic", "TOPIC")',
+    "kafka.bootstrap.servers": 'the agents are named by .option("agent", "http://HOST:7070")',
+    "kafka.auto.offset.reset": "startingOffsets says where a query begins",
+    "kafka.enable.auto.commit": _NO_GROUP,
+    "kafka.key.deserializer": _CAST,
+    "kafka.value.deserializer": _CAST,
+    "kafka.key.serializer": _CAST,
+    "kafka.value.serializer": _CAST,
+    "kafka.interceptor.classes": "there are no interceptors: leave it out",
+    "kafka.partitioner.class": "a record goes where its key belongs, or where the column partition says",
+    "kafka.transactional.id": 'a write is stored once by itself, or by .option("txnId", "NAME")',
 }
+"""What takes the place of options that are refused. Of Kafka's own, these would change which records are
+read or written, and where."""
+_ADVICE_BY_PREFIX: Final = {
+    "kafka.bootstrap.": _ADVICE["kafka.bootstrap.servers"],
+    "kafka.security.": _NO_LOGIN,
+    "kafka.sasl.": _NO_LOGIN,
+    "kafka.ssl.": _NO_LOGIN,
+}
+_WITHOUT_EFFECT: Final = ("groupIdPrefix", "kafka.group.id")
+_WITHOUT_EFFECT_PREFIXES: Final = ("fetchOffset.", "kafkaConsumer.", "kafka.")
+"""They tune Kafka's client, of which there is none here: a job that moves need not be rid of them."""
+_CLIENTS: Final = ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs", "kafkaConsumer.pollTimeoutMs")
+_WRITTEN: Final = {
+    name.lower(): name for name in (*READ, *TABLE, *WRITE, *SPARKS, *_WITHOUT_EFFECT, *_CLIENTS, *_ADVICE)
+}
+"""All names as people write them: Spark hands them over in lower case."""
 
 
 class Mode(Enum):
@@ -64,17 +101,44 @@ class Mode(Enum):
     STREAM = "stream"
 
 
+def as_written(name: str) -> str:
+    """An option's name as people write it."""
+    return _WRITTEN.get(name.lower(), name)
+
+
+def without_effect(options: Mapping[str, str]) -> list[str]:
+    """Those of the options that are taken and have no effect, since they tune Kafka's client."""
+    return sorted(as_written(name) for name in options if _has_no_effect(name.lower()))
+
+
+def _has_no_effect(name: str) -> bool:
+    if name in map(str.lower, _WITHOUT_EFFECT):
+        return True
+    return name.startswith(tuple(map(str.lower, _WITHOUT_EFFECT_PREFIXES))) and _replacement(name) is None
+
+
+def _replacement(name: str) -> str | None:
+    advice = {known.lower(): text for known, text in _ADVICE.items()}.get(name)
+    by_prefix = (text for prefix, text in _ADVICE_BY_PREFIX.items() if name.startswith(prefix))
+    return advice or next(by_prefix, None)
+
+
 def known_options(options: Mapping[str, str], names: Sequence[str], mode: Mode) -> dict[str, str]:
-    """The options by their names in lower case. Raises SourceError for an unknown name, with a likely one."""
+    """The options by their names in lower case, without those that concern no topic. Raises SourceError for
+    an unknown name, with a likely one, and for one that is given twice."""
     allowed = {name.lower(): name for name in names}
-    sparks = {name.lower() for name in _SPARKS}
-    given = {name.lower(): value for name, value in options.items() if name.lower() not in sparks}
-    for name in given:
-        if name not in allowed:
-            close = difflib.get_close_matches(name, allowed, n=1)
-            listed = f"known are: {', '.join(sorted(allowed.values()))}"
-            guess = f"did you mean {allowed[close[0]]}? ({listed})" if close else listed
-            raise SourceError(f"unknown option {name!r}; {_ADVICE.get(name, guess)}")
+    passed_over = {name.lower() for name in SPARKS}
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        lower = name.lower()
+        if lower in passed_over or (lower not in allowed and _has_no_effect(lower)):
+            continue
+        if lower not in allowed:
+            advice = _replacement(lower) or _guess(lower, allowed)
+            raise SourceError(f"unknown option {as_written(name)!r}; {advice}")
+        if lower in given:
+            raise SourceError(f"option {allowed[lower]} is given twice, in different cases of letters")
+        given[lower] = value
     for names_of_other, this, other in (
         (_BATCH_ONLY, Mode.STREAM, "batch queries (spark.read)"),
         (_STREAM_ONLY, Mode.BATCH, "streams (spark.readStream)"),
@@ -83,3 +147,9 @@ def known_options(options: Mapping[str, str], names: Sequence[str], mode: Mode) 
         if mode is this and unfit:
             raise SourceError(f"option {unfit[0]} is for {other} only")
     return given
+
+
+def _guess(name: str, allowed: Mapping[str, str]) -> str:
+    listed = f"known are: {', '.join(sorted(allowed.values()))}"
+    close = difflib.get_close_matches(name, allowed, n=1)
+    return f"did you mean {allowed[close[0]]}? ({listed})" if close else listed

@@ -8,8 +8,15 @@ from typing import Final
 
 from shoal.spark.options.bounds import EARLIEST, LATEST, Bound, Selection, bound_of, selection_of
 from shoal.spark.options.errors import SourceError
-from shoal.spark.options.known import LIMITS, READ, TABLE, Mode, known_options
-from shoal.spark.options.values import agents_of, boolean, count_of, names_in, require_topic_name
+from shoal.spark.options.known import LIMITS, READ, TABLE, Mode, as_written, known_options
+from shoal.spark.options.values import (
+    agents_of,
+    boolean,
+    count_of,
+    duration_ms_of,
+    names_in,
+    require_topic_name,
+)
 
 MAX_PIECES: Final = 100_000  # tasks of one query; Spark's own scheduler suffers long before
 MAX_ROWS: Final = 2**62  # of one micro-batch or task: no limit at all, and still within 64 bits
@@ -20,6 +27,8 @@ PREFETCH_BYTES: Final = 2**20
 """Of a micro-batch that is fetched while it is planned: some milliseconds of work for one process. Above it
 the 70 ms of a task matter less, and several cores read sooner than one."""
 PREFETCH_BYTES_MAX: Final = 16 * 2**20  # the driver holds them: its own memory, and Spark's
+MAX_TRIGGER_DELAY_MS: Final = 15 * 60_000
+"""How long records wait for minOffsetsPerTrigger; as in Spark's Kafka source."""
 COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 HEADERS: Final = "headers"
 TABLE_COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", HEADERS)
@@ -35,10 +44,12 @@ class SourceOptions:
     starting: Bound
     ending: Bound
     columns: tuple[str, ...] = COLUMNS
-    pushdown: bool = False
+    pushdown: bool = True
     min_partitions: int = 1
     max_records_per_partition: int = MAX_ROWS
     max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int = 1
+    max_trigger_delay_ms: int = MAX_TRIGGER_DELAY_MS
     idle_wait_ms: int = IDLE_WAIT_MS
     prefetch_bytes: int = PREFETCH_BYTES
     fail_on_data_loss: bool = True
@@ -60,18 +71,19 @@ def parse_source_options(
     given = known_options(options, READ, mode)
     selection = selection_of(given)
     streaming = mode is Mode.STREAM
+    least, most, delay_ms = _per_trigger(given)
     return SourceOptions(
         selection=selection,
         agents=agents_of(given, environment),
         starting=bound_of(given, "starting", selection, LATEST if streaming else EARLIEST, mode),
         ending=bound_of(given, "ending", selection, LATEST, mode),
         columns=_columns(given),
-        pushdown=boolean(given, "pushdown", default=False),
+        pushdown=boolean(given, "pushdown", default=True),
         min_partitions=count_of(given, "minPartitions", 1, MAX_PIECES),
         max_records_per_partition=count_of(given, "maxRecordsPerPartition", MAX_ROWS, MAX_ROWS),
-        max_offsets_per_trigger=(
-            count_of(given, "maxOffsetsPerTrigger", 1, MAX_ROWS) if "maxoffsetspertrigger" in given else None
-        ),
+        max_offsets_per_trigger=most,
+        min_offsets_per_trigger=least,
+        max_trigger_delay_ms=delay_ms,
         idle_wait_ms=count_of(given, "idleWaitMs", IDLE_WAIT_MS, IDLE_WAIT_MS_MAX, low=0),
         prefetch_bytes=count_of(given, "prefetchBytes", PREFETCH_BYTES, PREFETCH_BYTES_MAX, low=0),
         fail_on_data_loss=boolean(given, "failOnDataLoss", default=True),
@@ -89,6 +101,25 @@ def refuse_limits(options: Mapping[str, str], spark: str) -> None:
             )
 
 
+def _per_trigger(given: Mapping[str, str]) -> tuple[int, int | None, int]:
+    """The least and the most records of a micro-batch, and how long the least are waited for, in
+    milliseconds. Raises SourceError."""
+    least = count_of(given, "minOffsetsPerTrigger", 1, MAX_ROWS)
+    most = count_of(given, "maxOffsetsPerTrigger", 1, MAX_ROWS) if "maxoffsetspertrigger" in given else None
+    delay_ms = duration_ms_of(given, "maxTriggerDelay", f"{MAX_TRIGGER_DELAY_MS}ms")
+    if most is not None and least > most:
+        raise SourceError(
+            f"option minOffsetsPerTrigger={least} is above maxOffsetsPerTrigger={most}: no micro-batch could"
+            " have as many; make it smaller, or leave one of them out"
+        )
+    if "minoffsetspertrigger" in given and not delay_ms:
+        raise SourceError(
+            "option maxTriggerDelay is 0, so nothing would wait for minOffsetsPerTrigger: leave both out, or"
+            " say for example 15m"
+        )
+    return least, most, delay_ms
+
+
 def names_table(options: Mapping[str, str]) -> bool:
     """Whether a query is for the rows of a table."""
     return any(name.lower() == "table" for name in options)
@@ -104,7 +135,8 @@ def parse_table_options(
         )
     for name in options:
         if name.lower() in map(str.lower, READ) and name.lower() not in map(str.lower, TABLE):
-            raise SourceError(f"options table and {name} exclude each other: a table's rows have no {name}")
+            other = as_written(name)
+            raise SourceError(f"options table and {other} exclude each other: a table's rows have no {other}")
     given = known_options(options, TABLE, mode)
     table = given["table"].strip()
     require_topic_name("table", table)

@@ -7,8 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from shoal.errors import ShoalError
+from shoal.format.timestamps import parse_time
 from shoal.spark.options.errors import SourceError
 
+MAX_TIME_MS: Final = 253_402_300_799_000  # the end of the year 9999: nobody means a later one
 DEFAULT_AGENT: Final = "http://127.0.0.1:7070"
 AGENT_VARIABLE: Final = "SHOAL_AGENT"
 _URL = re.compile(
@@ -16,6 +19,18 @@ _URL = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _MAX_PORT: Final = 65_535
+_DURATION = re.compile(r"([0-9]{1,15})([a-z]*)", re.ASCII)
+_UNITS_US: Final = {
+    "us": 1,
+    "": 1_000,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "min": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
+"""Spark's units of time, in microseconds; a number alone is milliseconds."""
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 
 
@@ -75,3 +90,25 @@ def count_of(given: Mapping[str, str], name: str, default: int, high: int, *, lo
     if not (sound and low <= int(text) <= high):
         raise SourceError(f"option {name} must be a number from {low} to {high}, not {text[:80]!r}")
     return int(text)
+
+
+def time_ms_of(text: str) -> int | None:
+    """Milliseconds since the epoch, from such a number or RFC 3339, whose digits below are dropped. None for
+    any other text, and for times before the epoch or after MAX_TIME_MS."""
+    try:
+        time_ms = parse_time(text.strip()) // 1_000
+    except ShoalError:
+        return None
+    return time_ms if 0 <= time_ms <= MAX_TIME_MS else None
+
+
+def duration_ms_of(given: Mapping[str, str], name: str, default: str) -> int:
+    """A duration as Spark's Kafka source takes it: 15m, 30s, 500ms, or milliseconds. Raises SourceError."""
+    text = given.get(name.lower(), default)
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None or match[2] not in _UNITS_US:
+        raise SourceError(f"option {name} must be a duration like 15m, 30s or 500ms, not {text[:80]!r}")
+    duration_ms = int(match[1]) * _UNITS_US[match[2]] // 1_000
+    if duration_ms > MAX_TIME_MS:
+        raise SourceError(f"option {name}: {text[:80]!r} is longer than 8,000 years")
+    return duration_ms

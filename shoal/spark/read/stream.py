@@ -29,6 +29,8 @@ from shoal.spark.read.topics import Directory
 
 DISCOVERY_SECONDS: Final = 10.0  # between two looks for new topics and partitions
 EMPTY_PAUSE_SECONDS: Final = 1.0  # between two looks while no topic exists
+HELD_PAUSE_SECONDS: Final = 0.1
+"""Between two looks while a micro-batch is not large enough yet: agents answer each time a record comes."""
 
 OffsetsJson = dict[str, dict[str, int]]
 States = dict[str, dict[int, LogEnds]]
@@ -55,6 +57,7 @@ class StreamPlanner:
         self._states: States = {}
         self._states_since = float("-inf")
         self._targets: Offsets | None = None  # ends fixed by Trigger.AvailableNow
+        self._held_since: float | None = None  # records wait for more, to be minOffsetsPerTrigger together
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -124,15 +127,41 @@ class StreamPlanner:
         states = self._existing_states() if must_ask else self._states
         while True:
             begins, ends = stream_ends(start, states, self._options.fail_on_data_loss, targets)
-            if ends != begins or begins.keys() - start.keys():
+            has_new = bool(begins.keys() - start.keys())
+            if has_new or (ends != begins and (not may_wait or self._is_enough(begins, ends))):
                 break
             remaining = deadline - self._clock()
             if not may_wait or remaining <= 0:
                 return offsets_to_json(start)
-            states = self._after_waiting(begins, remaining)
+            states = self._after_waiting(ends, self._seconds_to_wait(remaining))
+        self._held_since = None
         if max_rows is not None:
             ends = limit_ends(begins, ends, max_rows)
         return offsets_to_json(ends)
+
+    def _is_enough(self, begins: Offsets, ends: Offsets) -> bool:
+        """Whether a micro-batch has minOffsetsPerTrigger records, or some have waited for maxTriggerDelay. Logs
+        that were made again are taken at once: their places have to get into the checkpoint.
+
+        Nor does the first micro-batch after a start wait, as in Spark's Kafka source: its records may have
+        waited already.
+        """
+        is_made_again = any(ends[place] < begin for place, begin in begins.items())
+        records = sum(ends.values()) - sum(begins.values())
+        if not self._has_answered or is_made_again or records >= self._options.min_offsets_per_trigger:
+            return True
+        if self._held_since is None:
+            self._held_since = self._clock()
+        return self._clock() >= self._held_since + self._options.max_trigger_delay_ms / 1000
+
+    def _seconds_to_wait(self, seconds: float) -> float:
+        """How long to wait for more; after a pause, and not beyond maxTriggerDelay, while records are held
+        back."""
+        if self._held_since is None:
+            return seconds
+        self._pause(min(seconds, HELD_PAUSE_SECONDS))
+        left = self._held_since + self._options.max_trigger_delay_ms / 1000 - self._clock()
+        return max(0.0, min(seconds - HELD_PAUSE_SECONDS, left))
 
     def _after_waiting(self, begins: Mapping[TopicPartition, int], seconds: float) -> States:
         """The states after an answer or a pause."""
