@@ -5,13 +5,16 @@ Its readers and writers stand in `read` and `write`; what needs no PySpark there
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from typing import Any, Final
 
 from pyspark.sql import SparkSession, datasource, types
 
+from shoal.spark.options.boundary import says_errors_in_one_line, worker_module
 from shoal.spark.options.errors import SourceError
-from shoal.spark.options.known import Mode
+from shoal.spark.options.known import Mode, without_effect
 from shoal.spark.options.read_options import (
     TABLE_COLUMNS,
     SourceOptions,
@@ -41,8 +44,13 @@ _TYPES: Final[dict[str, types.DataType]] = {
     "timestampType": types.IntegerType(),
     "headers": types.ArrayType(_HEADER),
 }
+PUSHDOWN_SETTING: Final = "spark.sql.python.filterPushdown.enabled"
+_FILTERING_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+"""The worker that plans batch queries while that setting is on: it alone hands filters over."""
+_logger: Final = logging.getLogger("shoal.spark")
 
 
+@says_errors_in_one_line
 class ShoalDataSource(Shipped, datasource.DataSource):
     """Options and columns are those of Spark's Kafka source; `agent` replaces the bootstrap servers, and
     `table` asks for the rows of a table.
@@ -51,6 +59,13 @@ class ShoalDataSource(Shipped, datasource.DataSource):
     """
 
     _is_for_tasks = False  # before it has planned, Spark pickles it for its planning processes
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """Spark makes one for each query, and pickles it for its other workers."""
+        super().__init__(options)
+        idle = without_effect(options)
+        if idle:
+            _logger.warning('format("shoal"): without effect, see docs/spark.md: %s', ", ".join(idle))
 
     @classmethod
     def name(cls) -> str:
@@ -75,7 +90,9 @@ class ShoalDataSource(Shipped, datasource.DataSource):
         if names_table(self.options):
             return ShoalTableReader(parse_table_options(self.options, os.environ, Mode.BATCH))
         options = self._parsed(Mode.BATCH)
-        return ShoalPushdownReader(options) if options.pushdown else ShoalReader(options)
+        if options.pushdown and _FILTERING_WORKER in (worker_module(), *sys.modules):
+            return ShoalPushdownReader(options)
+        return ShoalReader(options)
 
     def streamReader(self, schema: types.StructType) -> ShoalStreamReader:
         """A stream's reader, likewise. A table's rows are no stream."""
@@ -118,10 +135,10 @@ class ShoalDataSource(Shipped, datasource.DataSource):
             )
 
 
-def register(spark: SparkSession) -> None:
+def register(spark: SparkSession, *, pushdown: bool = False) -> None:
     """Make format("shoal") known, and send this Shoal along to executors and servers, which need PySpark and
     pyarrow only. To be called anywhere before several streaming queries start at once (`settled_settings`
-    says why).
+    says why). `pushdown`: also let Spark hand filters over, to all Python sources of the session.
 
     Raises SourceError, one line, when the session's workers could not run it.
     """
@@ -130,3 +147,5 @@ def register(spark: SparkSession) -> None:
     source: Any = SentSource(ShoalDataSource, deliver(pack(contents, zipped(contents)), spark))
     with settled_settings(spark):
         register_source(spark, source)
+    if pushdown:
+        spark.conf.set(PUSHDOWN_SETTING, "true")

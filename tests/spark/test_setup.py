@@ -157,14 +157,18 @@ def test_commit_and_stop_are_not_relied_on() -> None:
     assert copy.getDefaultReadLimit() == ReadMaxRows(5)
 
 
-def test_methods_are_called_by_keyword() -> None:
-    """Spark says schema=...; and pushFilters may only be overridden where push-down was asked for."""
+def test_methods_are_called_by_keyword(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark says schema=...; and only in the worker that hands filters over may pushFilters be overridden."""
     for name in ("reader", "streamReader", "writer", "streamWriter"):
         assert "schema" in inspect.signature(getattr(ShoalDataSource, name)).parameters
     source = ShoalDataSource({"subscribe": "t"})
-    plain = source.reader(schema=source.schema())
-    assert type(plain).pushFilters is DataSourceReader.pushFilters
-    pushing = ShoalDataSource({"subscribe": "t", "pushdown": "true"}).reader(schema=source.schema())
+    asked_for = ShoalDataSource({"subscribe": "t", "pushdown": "true"})
+    unwanted = ShoalDataSource({"subscribe": "t", "pushdown": "false"})
+    plain = [some.reader(schema=source.schema()) for some in (source, asked_for)]
+    monkeypatch.setitem(sys.modules, "pyspark.sql.worker.data_source_pushdown_filters", sys)
+    plain.append(unwanted.reader(schema=source.schema()))
+    assert all(type(reader).pushFilters is DataSourceReader.pushFilters for reader in plain)
+    pushing = source.reader(schema=source.schema())
     assert type(pushing).pushFilters is not DataSourceReader.pushFilters
     filters = [
         EqualTo(("partition",), 1),

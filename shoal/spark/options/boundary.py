@@ -38,22 +38,21 @@ def says_errors_in_one_line(source: C) -> C:
 
 
 def _in_one_line(method: Callable[..., Any]) -> Callable[..., Any]:
+    def iterated(answer: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from answer
+        except SourceError as error:
+            _leave(error)
+
     @functools.wraps(method)
     def called(*arguments: Any, **named: Any) -> Any:
         try:
             answer = method(*arguments, **named)
         except SourceError as error:
             _leave(error)
-        return _iterated(answer) if inspect.isgenerator(answer) else answer
+        return iterated(answer) if inspect.isgenerator(answer) else answer
 
     return called
-
-
-def _iterated(answer: Iterator[Any]) -> Iterator[Any]:
-    try:
-        yield from answer
-    except SourceError as error:
-        _leave(error)
 
 
 def _leave(error: SourceError) -> NoReturn:

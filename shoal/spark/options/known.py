@@ -134,8 +134,10 @@ def known_options(options: Mapping[str, str], names: Sequence[str], mode: Mode) 
         if lower in passed_over or (lower not in allowed and _has_no_effect(lower)):
             continue
         if lower not in allowed:
-            advice = _replacement(lower) or _guess(lower, allowed)
-            raise SourceError(f"unknown option {as_written(name)!r}; {advice}")
+            close = difflib.get_close_matches(lower, allowed, n=1)
+            listed = f"known are: {', '.join(sorted(allowed.values()))}"
+            guess = f"did you mean {allowed[close[0]]}? ({listed})" if close else listed
+            raise SourceError(f"unknown option {as_written(name)!r}; {_replacement(lower) or guess}")
         if lower in given:
             raise SourceError(f"option {allowed[lower]} is given twice, in different cases of letters")
         given[lower] = value
@@ -147,9 +149,3 @@ def known_options(options: Mapping[str, str], names: Sequence[str], mode: Mode) 
         if mode is this and unfit:
             raise SourceError(f"option {unfit[0]} is for {other} only")
     return given
-
-
-def _guess(name: str, allowed: Mapping[str, str]) -> str:
-    listed = f"known are: {', '.join(sorted(allowed.values()))}"
-    close = difflib.get_close_matches(name, allowed, n=1)
-    return f"did you mean {allowed[close[0]]}? ({listed})" if close else listed

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import datasource
 
+from shoal.spark.options.boundary import says_errors_in_one_line
 from shoal.spark.options.bounds import Selection
 from shoal.spark.options.read_options import SourceOptions, TableOptions
 from shoal.spark.pyspark_api import (
@@ -68,6 +69,7 @@ def _read(partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         yield pa.concat_batches(joined)
 
 
+@says_errors_in_one_line
 class ShoalReader(Shipped, datasource.DataSourceReader):
     """Plans on the driver, reads on the executors."""
 
@@ -94,7 +96,8 @@ class ShoalReader(Shipped, datasource.DataSourceReader):
 
 class ShoalPushdownReader(ShoalReader):
     """Also cuts ranges by filters. A reader that overrides pushFilters fails every query while
-    spark.sql.python.filterPushdown.enabled is false, its default, so this class is made on demand."""
+    spark.sql.python.filterPushdown.enabled is false, its default, so only the worker that hands filters over
+    makes this one."""
 
     def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:
         """Bounds from filters on topic, partition, offset and timestamp; Spark still applies them all."""
@@ -114,6 +117,7 @@ class ShoalTablePartition(datasource.InputPartition):
     task: TableTask
 
 
+@says_errors_in_one_line
 class ShoalTableReader(Shipped, datasource.DataSourceReader):
     """The rows of a table: each partition as one task, at one cut. Another action reads it anew."""
 
@@ -141,6 +145,7 @@ class ShoalTableReader(Shipped, datasource.DataSourceReader):
             yield from TablePartitionReader(partition.task).batches()
 
 
+@says_errors_in_one_line
 class ShoalStreamReader(Shipped, datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans in a process of the driver that lives as long as the query; read() runs in other processes and
     knows its partition only."""

@@ -133,7 +133,7 @@ class StreamPlanner:
             remaining = deadline - self._clock()
             if not may_wait or remaining <= 0:
                 return offsets_to_json(start)
-            states = self._after_waiting(ends, self._seconds_to_wait(remaining))
+            states = self._after_waiting(ends, remaining)
         self._held_since = None
         if max_rows is not None:
             ends = limit_ends(begins, ends, max_rows)
@@ -154,21 +154,16 @@ class StreamPlanner:
             self._held_since = self._clock()
         return self._clock() >= self._held_since + self._options.max_trigger_delay_ms / 1000
 
-    def _seconds_to_wait(self, seconds: float) -> float:
-        """How long to wait for more; after a pause, and not beyond maxTriggerDelay, while records are held
-        back."""
-        if self._held_since is None:
-            return seconds
-        self._pause(min(seconds, HELD_PAUSE_SECONDS))
-        left = self._held_since + self._options.max_trigger_delay_ms / 1000 - self._clock()
-        return max(0.0, min(seconds - HELD_PAUSE_SECONDS, left))
-
-    def _after_waiting(self, begins: Mapping[TopicPartition, int], seconds: float) -> States:
+    def _after_waiting(self, ends: Mapping[TopicPartition, int], seconds: float) -> States:
         """The states after an answer or a pause."""
-        if not begins:  # no topic matches the pattern yet
+        if not ends:  # no topic matches the pattern yet
             self._pause(min(seconds, EMPTY_PAUSE_SECONDS))
             return self._existing_states()
-        heard = self._directory.wait(self._options.selection, by_topic(begins), seconds)
+        if self._held_since is not None:
+            self._pause(min(seconds, HELD_PAUSE_SECONDS))
+            left = self._held_since + self._options.max_trigger_delay_ms / 1000 - self._clock()
+            seconds = max(0.0, min(seconds - HELD_PAUSE_SECONDS, left))
+        heard = self._directory.wait(self._options.selection, by_topic(ends), seconds)
         if not heard:
             return self._existing_states()
         self._states = {**self._states, **heard}

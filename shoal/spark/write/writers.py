@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import datasource
 
+from shoal.spark.options.boundary import says_errors_in_one_line
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.write_options import SinkOptions
 from shoal.spark.pyspark_api import StreamArrowWriter, settle_worker
@@ -28,6 +29,7 @@ class ShoalCommit(datasource.WriterCommitMessage):
     written: TaskCounts
 
 
+@says_errors_in_one_line
 class ShoalWriter(Shipped, datasource.DataSourceArrowWriter):
     """df.write: a task that Spark repeats stores no record twice. With the option txnId, nor does the whole
     write when it is started again; txnBatch numbers the writes of a txnId."""
@@ -46,6 +48,7 @@ class ShoalWriter(Shipped, datasource.DataSourceArrowWriter):
         return ShoalCommit(writer.write(iterator))
 
 
+@says_errors_in_one_line
 class ShoalStreamWriter(Shipped, StreamArrowWriter):
     """df.writeStream: a micro-batch that is repeated after a restart stores no record twice."""
 
