@@ -10,16 +10,30 @@ from shoal.spark import pyspark_version
 
 if TYPE_CHECKING:  # what `_HOMES` says, for those who check and complete
     from shoal.spark.foreach_batch import batches
+    from shoal.spark.listener import LagListener
     from shoal.spark.options.errors import SourceError
+    from shoal.spark.progress import TopicLag, lag
     from shoal.spark.setup import prepare
     from shoal.spark.source import ShoalDataSource, register
 
-__all__ = ["ShoalDataSource", "SourceError", "batches", "prepare", "register"]
+__all__ = [
+    "LagListener",
+    "ShoalDataSource",
+    "SourceError",
+    "TopicLag",
+    "batches",
+    "lag",
+    "prepare",
+    "register",
+]
 
 _HOMES: Final = {
+    "LagListener": "shoal.spark.listener",
     "ShoalDataSource": "shoal.spark.source",
     "SourceError": "shoal.spark.options.errors",
+    "TopicLag": "shoal.spark.progress",
     "batches": "shoal.spark.foreach_batch",
+    "lag": "shoal.spark.progress",
     "prepare": "shoal.spark.setup",
     "register": "shoal.spark.source",
 }
