@@ -5,7 +5,6 @@ Its readers and writers stand in `read` and `write`; what needs no PySpark there
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from typing import Any, Final
@@ -14,7 +13,7 @@ from pyspark.sql import SparkSession, datasource, types
 
 from shoal.spark.options.boundary import says_errors_in_one_line, worker_module
 from shoal.spark.options.errors import SourceError
-from shoal.spark.options.known import Mode, without_effect
+from shoal.spark.options.known import Mode, warn_of, without_effect
 from shoal.spark.options.read_options import (
     TABLE_COLUMNS,
     SourceOptions,
@@ -47,7 +46,6 @@ _TYPES: Final[dict[str, types.DataType]] = {
 PUSHDOWN_SETTING: Final = "spark.sql.python.filterPushdown.enabled"
 _FILTERING_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 """The worker that plans batch queries while that setting is on: it alone hands filters over."""
-_logger: Final = logging.getLogger("shoal.spark")
 
 
 @says_errors_in_one_line
@@ -60,13 +58,6 @@ class ShoalDataSource(Shipped, datasource.DataSource):
 
     _is_for_tasks = False  # before it has planned, Spark pickles it for its planning processes
 
-    def __init__(self, options: dict[str, str]) -> None:
-        """Spark makes one for each query, and pickles it for its other workers."""
-        super().__init__(options)
-        idle = without_effect(options)
-        if idle:
-            _logger.warning('format("shoal"): without effect, see docs/spark.md: %s', ", ".join(idle))
-
     @classmethod
     def name(cls) -> str:
         """The argument of format()."""
@@ -76,7 +67,11 @@ class ShoalDataSource(Shipped, datasource.DataSource):
         return parse_source_options(self.options, os.environ, mode)
 
     def schema(self) -> types.StructType:
-        """The columns. Made without the JVM, which planning workers do not have."""
+        """The columns. Spark asks once for a query, without the JVM, which planning workers do not have."""
+        warn_of(without_effect(self.options))
+        return self._columns()
+
+    def _columns(self) -> types.StructType:
         if names_table(self.options):
             parse_table_options(self.options, os.environ, Mode.ANY)
             columns: tuple[str, ...] = TABLE_COLUMNS
@@ -109,6 +104,7 @@ class ShoalDataSource(Shipped, datasource.DataSource):
         if overwrite:
             raise SourceError('a log is only appended to: use .mode("append")')
         options = self._sink(schema)
+        warn_of(without_effect(self.options))
         if options.topic is not None:
             ChunkSender(Sink(options.agents, options.topic), "planning", 0).routes(
                 options.topic, planning=True
@@ -118,7 +114,7 @@ class ShoalDataSource(Shipped, datasource.DataSource):
     def streamWriter(self, schema: types.StructType, overwrite: bool) -> ShoalStreamWriter:
         """A stream's writer, made anew for every micro-batch, without a request. In the output mode
         "complete" (`overwrite`) each micro-batch appends all results, as with Kafka."""
-        return ShoalStreamWriter(self._sink(schema))
+        return ShoalStreamWriter(self._sink(schema), without_effect(self.options))
 
     def _sink(self, schema: types.StructType) -> SinkOptions:
         options = parse_sink_options(self.options, os.environ)
@@ -127,7 +123,7 @@ class ShoalDataSource(Shipped, datasource.DataSource):
 
     def _require_own(self, schema: types.StructType) -> None:
         self._is_for_tasks = True  # Spark now pickles it beside its reader
-        expected = self.schema()
+        expected = self._columns()
         if schema != expected:
             raise SourceError(
                 f"leave out .schema(...): the columns are {expected.simpleString()};"

@@ -140,8 +140,8 @@ class StreamPlanner:
         return offsets_to_json(ends)
 
     def _is_enough(self, begins: Offsets, ends: Offsets) -> bool:
-        """Whether a micro-batch has minOffsetsPerTrigger records, or some have waited for maxTriggerDelay. Logs
-        that were made again are taken at once: their places have to get into the checkpoint.
+        """Whether a micro-batch has minOffsetsPerTrigger records, or some have waited for maxTriggerDelay.
+        Logs that were made again are taken at once: their places have to get into the checkpoint.
 
         Nor does the first micro-batch after a start wait, as in Spark's Kafka source: its records may have
         waited already.

@@ -6,8 +6,9 @@ Objects here are pickled from the driver to the executors: they are made cheaply
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -15,6 +16,7 @@ from pyspark.sql import datasource
 
 from shoal.spark.options.boundary import says_errors_in_one_line
 from shoal.spark.options.errors import SourceError
+from shoal.spark.options.known import warn_of
 from shoal.spark.options.write_options import SinkOptions
 from shoal.spark.pyspark_api import StreamArrowWriter, settle_worker
 from shoal.spark.ship.shipment import Shipped
@@ -52,8 +54,9 @@ class ShoalWriter(Shipped, datasource.DataSourceArrowWriter):
 class ShoalStreamWriter(Shipped, StreamArrowWriter):
     """df.writeStream: a micro-batch that is repeated after a restart stores no record twice."""
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, idle: Sequence[str] = ()) -> None:
         self._sink = Sink(options.agents, options.topic)
+        self._idle = idle  # options without effect
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> ShoalCommit:
         """One task of one micro-batch. A repeated one has the same ids of query and batch."""
@@ -67,3 +70,8 @@ class ShoalStreamWriter(Shipped, StreamArrowWriter):
                 "this Spark does not give its tasks the query's id: use Apache Spark 4.0 or newer"
             )
         return ShoalCommit(TaskWriter(self._sink, query, task.partitionId(), int(batch)).write(iterator))
+
+    def commit(self, messages: list[Any], batch: int) -> None:
+        """A micro-batch is written: the first one of a query says which options have no effect."""
+        if batch == 0:
+            warn_of(self._idle)
