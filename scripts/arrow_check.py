@@ -20,13 +20,21 @@ REQUEST_TIMEOUT_SECONDS = 30.0
 MAX_BYTES = 8 * 2**20
 
 
-def partition_values(agent: str, partition: int) -> list[bytes]:
+def topic_values(agent: str, topic: str) -> list[bytes]:
+    """All values of a topic, partition by partition."""
+    routes = f"{agent}/v1/routes?topic={topic}"
+    with urllib.request.urlopen(routes, timeout=REQUEST_TIMEOUT_SECONDS) as answer:  # noqa: S310
+        partitions = len(json.load(answer)["topics"][topic]["partitions"])
+    return [value for number in range(partitions) for value in partition_values(agent, topic, number)]
+
+
+def partition_values(agent: str, topic: str, partition: int) -> list[bytes]:
     """All values of one partition, in order."""
     values: list[bytes] = []
     offset = 0
     while True:
         url = (
-            f"{agent}/v1/topics/flights/partitions/{partition}/records?offset={offset}&max_bytes={MAX_BYTES}"
+            f"{agent}/v1/topics/{topic}/partitions/{partition}/records?offset={offset}&max_bytes={MAX_BYTES}"
         )
         request = urllib.request.Request(url, headers={"Accept": "application/vnd.apache.arrow.stream"})  # noqa: S310
         with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_SECONDS) as answer:  # noqa: S310
@@ -44,10 +52,7 @@ def main() -> int:
     agents, path = sys.argv[1:3]
     agent = agents.split(",")[0]
     started = time.monotonic()
-    routes = f"{agent}/v1/routes?topic=flights"
-    with urllib.request.urlopen(routes, timeout=REQUEST_TIMEOUT_SECONDS) as answer:  # noqa: S310
-        partitions = len(json.load(answer)["topics"]["flights"]["partitions"])
-    values = [value for number in range(partitions) for value in partition_values(agent, number)]
+    values = topic_values(agent, "flights")
     seconds = time.monotonic() - started
     topic = collections.Counter(values)
     source = collections.Counter(pathlib.Path(path).read_bytes().splitlines())

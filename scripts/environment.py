@@ -64,6 +64,8 @@ STAGES = {
         "free_mb": 3000,
         "removed": _PYSPARK_REMOVED,
     },
+    # Behind `spark`, whose PySpark it finds: what that imports for pipelines.
+    "pipelines": {"install": ["--no-compile", _PYSPARK], "installed_mb": 170, "free_mb": 500},
     # Of what pandas, mypy, hypothesis and PySpark bring most is never imported; what is gets compiled then.
     "test": {"install": ["--no-compile"], "installed_mb": 290, "free_mb": 900},
     "clients": {"install": ["--no-compile"], "installed_mb": 80, "free_mb": 200},
@@ -81,8 +83,8 @@ STAGES = {
 # The versions of PySpark that the suite itself does not run on.
 OTHER_PYSPARKS = tuple(_OTHER_PYSPARKS)
 # They have no package in common with the others, and pip keeps one core busy: so they are installed beside
-# those.
-APART = ("flights", "spark", "clients")
+# those. `pipelines` has, with `test`: nothing asks for both at once.
+APART = ("flights", "spark", "pipelines", "clients")
 # Whose dependencies must not meet ours, tools that are run and not imported and other versions of PySpark:
 # each in an environment of its own below this one, of the same interpreter.
 OWN = ("clients", "fuzz", *map(spark_stage, OTHER_PYSPARKS))

@@ -31,6 +31,11 @@ STREAM_TIMEOUT_SECONDS = 300.0
 CHECK_TIMEOUT_SECONDS = 300.0
 POLL_SECONDS = 0.1
 FREE_MB = 2000
+SPARK_STAGES = ["spark", "pipelines"]
+# A pipeline starts a Spark of its own each time: 15 s on two idle cores.
+PIPELINE_TIMEOUT_SECONDS = 300.0
+CUSTOMERS = ("ann", "bob", "eve", "joe")
+ORDERS = (3000, 1000)  # before the first run and between the two
 
 
 class Show:
@@ -55,6 +60,8 @@ class Show:
         self.create_topic()
         self.stream()
         self.check()
+        if not self.options.without_spark:
+            self.run_pipeline()
         self.say_goodbye()
 
     def clear_last_run(self) -> None:
@@ -64,18 +71,19 @@ class Show:
             terminal.step("Stopping the agents of the last run")
         self.cluster.stop()
         self.cluster.clear()
+        shutil.rmtree(self.project(), ignore_errors=True)
         free_mb = shutil.disk_usage(self.home).free // 2**20
         if free_mb < FREE_MB:
             raise cluster.ClusterProblem(f"the show needs {FREE_MB} MB in {self.home}; {free_mb} are free")
 
     def start_installing_spark(self) -> None:
-        if self.options.without_spark or environment.is_ready("spark"):
+        if self.options.without_spark or all(map(environment.is_ready, SPARK_STAGES)):
             return
         terminal.line("Spark (580 MB) is being fetched in the background; the show goes on meanwhile")
 
         def install() -> None:
             try:
-                environment.ensure(["spark"], lambda share, _: setattr(self, "spark_share", share))
+                environment.ensure(SPARK_STAGES, lambda share, _: setattr(self, "spark_share", share))
             except environment.EnvironmentProblem as problem:
                 self.spark_problem = problem
 
@@ -159,6 +167,7 @@ class Show:
         if self.options.without_spark:
             terminal.step("pyarrow reads the topic and counts every flight")
             self.run_check("arrow_check.py", {})
+            self.say_that_all_arrived()
             return
         self.wait_for_spark()
         terminal.step('Spark reads the topic: spark.read.format("shoal")')
@@ -166,6 +175,43 @@ class Show:
 
         home = java.find(self.home / "java")
         self.run_check("spark_check.py", {"JAVA_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"})
+        self.say_that_all_arrived()
+
+    def say_that_all_arrived(self) -> None:
+        terminal.line(
+            f"All {flights.FLIGHTS:,} flights arrived exactly once, though a leader was killed meanwhile"
+        )
+
+    def run_pipeline(self) -> None:
+        terminal.step("A declarative pipeline: a project, and two runs with orders sent between them")
+        for topic in ("orders", "receipts"):
+            self.shoal("topic", "create", topic, "--partitions", "2", "--replication-factor", "2")
+        self.shoal("spark", "init", str(self.project()))
+        sent = 0
+        for turn, count in enumerate(ORDERS):
+            path = self.home / f"orders-{turn}.ndjson"
+            lines = (f'{{"customer":"{CUSTOMERS[i % 4]}","item":{i}}}\n' for i in range(sent, sent + count))
+            path.write_text("".join(lines))
+            self.shoal("produce", "orders", str(path), "--key-field", "customer")
+            sent += count
+            self.run_spark_pipeline(self.home / f"pipeline-{turn}.log")
+            self.run_check("pipeline_check.py", {}, str(self.project()), str(sent))
+
+    def run_spark_pipeline(self, path: pathlib.Path) -> None:
+        terminal.line(f"$ cd {self.project()}; shoal spark run")
+        with open(path, "wb") as log:
+            run = subprocess.Popen(
+                [shoal_command(), "spark", "run", "--agent", self.urls()],
+                env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
+                cwd=self.project(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # so that the JVM can be ended with it
+            )
+        self.children.append(run)
+        if run.wait(timeout=PIPELINE_TIMEOUT_SECONDS) != 0:
+            raise cluster.ClusterProblem(f"the pipeline's run failed: see {path}")
 
     def wait_for_spark(self) -> None:
         if self.spark_thread is None:
@@ -178,11 +224,11 @@ class Show:
             raise cluster.ClusterProblem(f"{self.spark_problem}; --without-spark does without it")
         bar.update(1.0)
 
-    def run_check(self, script: str, variables: dict[str, str]) -> None:
+    def run_check(self, script: str, variables: dict[str, str], *arguments: str) -> None:
         path = environment.ROOT / "scripts" / script
         with open(self.home / "check.log", "wb") as log:
             check = subprocess.Popen(
-                [sys.executable, str(path), self.urls(), str(self.flights_path())],
+                [sys.executable, str(path), self.urls(), *(arguments or [str(self.flights_path())])],
                 env={**os.environ, **variables},
                 cwd=self.home,
                 stderr=log,
@@ -191,9 +237,6 @@ class Show:
         self.children.append(check)
         if check.wait(timeout=CHECK_TIMEOUT_SECONDS) != 0:
             raise cluster.ClusterProblem(f"the check failed: see {self.home / 'check.log'}")
-        terminal.line(
-            f"All {flights.FLIGHTS:,} flights arrived exactly once, though a leader was killed meanwhile"
-        )
 
     def say_goodbye(self) -> None:
         url = self.survivor()
@@ -209,7 +252,7 @@ class Show:
         """Runs one command and lets the user see what a user would see."""
         terminal.line(f"$ shoal {' '.join(arguments)}")
         sys.stderr.flush()
-        command = [shoal_command(), *arguments, "--agent", self.survivor()]
+        command = [shoal_command(), "--agent", self.survivor(), *arguments]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         self.children.append(process)
         if process.wait(timeout=STREAM_TIMEOUT_SECONDS) != 0:
@@ -223,6 +266,9 @@ class Show:
 
     def urls(self) -> str:
         return ",".join(agent.url for agent in self.cluster.live())
+
+    def project(self) -> pathlib.Path:
+        return self.home / "shop"
 
     def flights_path(self) -> pathlib.Path:
         return self.home / "flights.ndjson"

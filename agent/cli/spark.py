@@ -30,6 +30,12 @@ RUN_EXAMPLES = (
     "shoal spark run --full-refresh orders",
     "shoal spark run -- --remote 'local[4]' --conf spark.sql.shuffle.partitions=8",
 )
+FIRST_STEPS = (
+    "shoal topic create orders; shoal topic create receipts",
+    """echo '{{"customer":"ann","item":1}}' | shoal produce orders""",
+    "cd {name}; shoal spark run",
+    "shoal consume receipts",
+)
 Target = Annotated[Path, option("FILE", "The zip to write.", "-o", "--output")]
 ProjectName = Annotated[Path, argument("NAME", "The project's directory, which is made.")]
 Spec = Annotated[
@@ -87,15 +93,7 @@ def init(name: ProjectName) -> None:
     say(f"{place}: {', '.join(file for file in FILES if not file.startswith('.'))}")
     say("Its topics, a record, and a run:")
     for line in FIRST_STEPS:
-        say(f"    {line}")
-
-
-FIRST_STEPS = (
-    "shoal topic create orders; shoal topic create receipts",
-    """echo '{"customer":"ann","item":1}' | shoal produce orders""",
-    "shoal spark run",
-    "shoal consume receipts",
-)
+        say(f"    {line.format(name=name)}")
 
 
 @spark.command("run", epilog=example(*RUN_EXAMPLES))
@@ -128,10 +126,9 @@ def run(
         )
         program = launch.find_program(os.environ)
         words = launch.command(program, asked)
-        if not dry_run:
-            project.check_writable(found.parent)
-            if not project.names_agents(found):
-                with_admin(agent, lambda client: client.agent())
+        project.check_writable(found.parent)
+        if not dry_run and not project.names_agents(found):
+            with_admin(agent, lambda client: client.agent())
         if asked.is_local:
             launch.check_port()
         environment = {**os.environ, "SHOAL_AGENT": agent}
