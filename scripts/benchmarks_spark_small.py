@@ -94,7 +94,9 @@ def fill(url: str, topic: str, partitions: int, records: int, batches: int) -> N
 def turns(
     rounds: int, name: str, ours: Callable[[], list[float]], other: Callable[[], list[float]]
 ) -> tuple[list[float], list[float]]:
-    """What both measured, by turns, in milliseconds."""
+    """The milliseconds that both measured, by turns, after a turn that warms the JVM."""
+    for warm in (other, ours):
+        warm()
     mine: list[float] = []
     theirs: list[float] = []
     bar = terminal.Bar(name)

@@ -49,6 +49,7 @@ WORKER_FILES: Final = (
     "spark/read/__init__.py",
     "spark/read/fetch.py",
     "spark/read/http.py",
+    "spark/read/pipeline.py",
     "spark/read/plan.py",
     "spark/read/prefetch.py",
     "spark/read/readers.py",

@@ -21,8 +21,10 @@ from shoal.spark.options.known import Mode
 from shoal.spark.options.read_options import PREFETCH_BYTES, parse_source_options
 from shoal.spark.pyspark_api import SimpleReader, takes_records
 from shoal.spark.read import readers
+from shoal.spark.read.http import POOL
+from shoal.spark.read.pipeline import HEAD_BYTES_MAX, read_head
 from shoal.spark.read.plan import OffsetRange
-from shoal.spark.read.prefetch import PREFETCH_THREADS, REST_SECONDS, Prefetcher
+from shoal.spark.read.prefetch import REST_SECONDS, Prefetcher
 from shoal.spark.read.stream import StreamPlanner
 
 Cluster: TypeAlias = Any  # these two are conftest's: test modules do not import one another
@@ -92,27 +94,88 @@ def test_a_small_micro_batch_is_fetched_at_once(cluster: Cluster) -> None:
     assert query.fetch(ALL, ALL) is None
 
 
-def test_many_ranges_have_few_requests_under_way(cluster: Cluster) -> None:
-    """64 partitions: each asked once, by a bounded number of threads."""
+def fetch_64(cluster: Cluster, fault: Any) -> tuple[list[tuple[int, int]], set[Any]]:
+    """A micro-batch of 64 partitions at two agents: what was fetched, and the connections that were used."""
+    POOL.close()  # of other tests' connections
     cluster.fill("flights", *[(2,)] * 64)
-    under_way, most = [0], [0]
-    lock = threading.Lock()
+    connections: set[Any] = set()
 
-    def count(handler: Handler) -> bool:
-        with lock:
-            under_way[0] += 1
-            most[0] = max(most[0], under_way[0])
-        threading.Event().wait(0.005)  # the others may come meanwhile
-        with lock:
-            under_way[0] -= 1
+    def note(handler: Handler) -> bool:
+        connections.add(handler.client_address)
+        return bool(fault(handler))
+
+    cluster.faults = [note] * 400
+    end = {"flights": {str(partition): 2 for partition in range(64)}}
+    return places(Query(cluster).fetch({"flights": {}}, end)), connections
+
+
+ALL_64 = [(partition, offset) for partition in range(64) for offset in (0, 1)]
+
+
+def test_many_ranges_need_few_connections(cluster: Cluster) -> None:
+    """Two agents, 32 ranges each: a connection for each agent, which is kept."""
+    for _ in range(2):
+        cluster.reads.clear()
+        fetched, connections = fetch_64(cluster, lambda handler: False)
+        assert fetched == ALL_64
+        assert len(cluster.reads) == 64
+        assert len(connections) == 2
+        assert len(POOL._idle) >= 2
+
+
+@pytest.mark.parametrize("how", ["closes", "lower case", "babbles", "one byte more", "no length"])
+def test_answers_that_do_not_come_together_are_asked_for_one_by_one(cluster: Cluster, how: str) -> None:
+    """Agents behind something that knows less of HTTP: every record all the same, and none twice."""
+    turn = iter(range(400))
+
+    def fault(handler: Handler) -> bool:
+        number = next(turn)
+        if how == "closes":
+            handler.close_connection = True
+            handler.send_response_only = lambda *status: (
+                type(handler).send_response_only(handler, *status),
+                handler.send_header("Connection", "close"),
+            )
+        elif how == "lower case":
+            handler.send_header = lambda name, value: type(handler).send_header(handler, name.lower(), value)
+        elif how == "one byte more" and number == 0:
+            handler.wfile.write(b" ")
+        elif how == "babbles":
+            handler.wfile.write(b"nothing that is HTTP\r\n\r\n")
+            handler.close_connection = True
+            return True
+        elif how == "no length":
+            handler.send_header = lambda name, value: (
+                name == "Content-Length" or type(handler).send_header(handler, name, value)
+            )
+            handler.close_connection = True
         return False
 
-    cluster.faults = [count] * 64
-    end = {"flights": {str(partition): 2 for partition in range(64)}}
-    fetched = Query(cluster).fetch({"flights": {}}, end)
-    assert places(fetched) == [(partition, offset) for partition in range(64) for offset in (0, 1)]
-    assert len(cluster.reads) == 64
-    assert 1 <= most[0] <= PREFETCH_THREADS
+    fetched, _ = fetch_64(cluster, fault)
+    assert fetched == (ALL_64 if how != "babbles" else [])
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 1",
+        b"HTTP/1.1 OK\r\nContent-Length: 1",
+        b"HTTP/1.1 100 Continue\r\nContent-Length: 0",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1",
+        b"HTTP/1.1 200 OK\r\nContent-Length",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nX: " + b"x" * HEAD_BYTES_MAX,
+        bytes(range(256)),
+    ],
+)
+def test_heads_are_read_or_refused(head: bytes) -> None:
+    """Names in any case of letters, and one error for anything that is no answer with a length."""
+    status, headers = read_head(b"HTTP/1.1 404 Not Found\r\nSHOAL-base-Offset:  7 \r\ncontent-Length: 12")
+    assert (status, headers["Shoal-Base-Offset"], headers["Content-Length"]) == (404, "7", "12")
+    assert headers["Shoal-Next-Offset"] is None
+    with pytest.raises(ValueError, match=r"."):
+        read_head(head)
 
 
 def test_one_large_record_is_left_to_a_task(cluster: Cluster) -> None:

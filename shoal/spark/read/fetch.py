@@ -147,39 +147,48 @@ class RangeReader:
 
     def _attempt(self, offset: int, attempt: int) -> FetchedRecords:
         """From the replica beside us first, then as LeaderSearch chooses."""
-        query: dict[str, str | int] = {
+        query = self._query(offset)
+        near, self._near = self._near, None
+        if attempt == 0 and near is not None:
+            records = self._read_near(near, query, offset)
+            self._near = near  # it has answered: the next fetch is its too
+            return records
+        base, is_leader = self._search.choose(attempt)
+        return self._request(base, query | ({"forward": "false"} if is_leader else {}), {}, offset)
+
+    def _query(self, offset: int) -> dict[str, str | int]:
+        return {
             "offset": offset,
             "max_bytes": self._scan.policy.fetch_bytes,
             # Whole batches, none behind the range: a micro-batch may be a part of one.
             "limit": min(self._scan.range.end - offset, LIMIT_MAX),
         }
-        headers = {"Accept": ARROW_STREAM}
-        near, self._near = self._near, None
-        if attempt == 0 and near is not None:
-            records = self._read_near(near, query, headers, offset)
-            self._near = near  # it has answered: the next fetch is its too
-            return records
-        base, is_leader = self._search.choose(attempt)
-        return self._request(base, query | ({"forward": "false"} if is_leader else {}), headers, offset)
 
-    def _read_near(
-        self, base: str, query: dict[str, str | int], headers: dict[str, str], offset: int
-    ) -> FetchedRecords:
+    def first_request(self) -> tuple[str, str]:
+        """The agent and the path of the first request, unless a replica beside us is asked first."""
+        base, is_leader = self._search.choose(0)
+        query = self._query(self._scan.range.start)
+        return base, self._path(query | ({"forward": "false"} if is_leader else {}))
+
+    def _path(self, query: dict[str, str | int]) -> str:
+        topic = quote(self._scan.range.topic, safe="")
+        return f"/v1/topics/{topic}/partitions/{self._scan.range.partition}/records?{urlencode(query)}"
+
+    def _read_near(self, base: str, query: dict[str, str | int], offset: int) -> FetchedRecords:
         """From a replica that need not lead. It waits NEAR_TIMEOUT for commits that it does not know yet."""
         local: dict[str, str | int] = {"consistency": "local", "forward": "false", "timeout": NEAR_TIMEOUT}
         seen = {"Shoal-High-Watermark": str(self._scan.range.end)}
         try:
-            return self._request(base, query | local, headers | seen, offset)
+            return self._request(base, query | local, seen, offset)
         except (SourceError, _TrimmedError) as error:  # the leader decides
             raise MovedError(str(error)) from error
 
     def _request(
         self, base: str, query: dict[str, str | int], headers: dict[str, str], offset: int
     ) -> FetchedRecords:
-        topic = quote(self._scan.range.topic, safe="")
-        path = f"/v1/topics/{topic}/partitions/{self._scan.range.partition}/records?{urlencode(query)}"
         bytes_max = self._scan.policy.fetch_bytes + 2 * MAX_FRAME_BYTES  # whole batches at both ends
-        answer = self._send(base, "GET", path, headers, bytes_max=bytes_max)
+        headers = {"Accept": ARROW_STREAM} | headers
+        answer = self._send(base, "GET", self._path(query), headers, bytes_max=bytes_max)
         if answer.status != 200:
             raise self._refusal(base, answer, offset)
         return _read_answer(base, answer, offset)

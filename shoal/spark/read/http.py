@@ -76,7 +76,7 @@ class Answer(NamedTuple):
     """A whole answer."""
 
     status: int
-    headers: http.client.HTTPMessage
+    headers: http.client.HTTPMessage | Mapping[str, Any]
     body: bytes
 
 
@@ -126,7 +126,7 @@ class ConnectionPool:
         carry a sequence).
         """
         failure: Exception | None = None
-        for connection in filter(None, (self._take(base, seconds_max), _open(base, seconds_max))):
+        for connection in filter(None, (self.take(base, seconds_max), open_connection(base, seconds_max))):
             try:
                 connection.request(method, path, body=body, headers=dict(headers))
                 response = connection.getresponse()
@@ -147,10 +147,10 @@ class ConnectionPool:
         try:
             done: list[tuple[int, Answer | MovedError]] = []
             for number, (base, path) in enumerate(requests):
-                connection = self._take(base)
+                connection = self.take(base)
                 if connection is not None:
                     kept.add(number)
-                waiting[number] = connection = connection or _open(base)
+                waiting[number] = connection = connection or open_connection(base)
                 try:
                     connection.request("GET", path, headers={"Accept": JSON_MEDIA_TYPE})
                 except (OSError, http.client.HTTPException) as error:
@@ -208,10 +208,10 @@ class ConnectionPool:
         if response.will_close or not response.isclosed():
             connection.close()
         else:
-            self._keep(base, connection)
+            self.keep(base, connection)
         return Answer(response.status, response.headers, body)
 
-    def _take(self, base: str, seconds_max: float = REQUEST_SECONDS_MAX) -> http.client.HTTPConnection | None:
+    def take(self, base: str, seconds_max: float = REQUEST_SECONDS_MAX) -> http.client.HTTPConnection | None:
         with self._lock:
             if self._process != os.getpid():
                 self._process, self._idle = os.getpid(), []
@@ -225,7 +225,8 @@ class ConnectionPool:
                     return connection
         return None
 
-    def _keep(self, base: str, connection: http.client.HTTPConnection) -> None:
+    def keep(self, base: str, connection: http.client.HTTPConnection) -> None:
+        """Take an idle connection back."""
         with self._lock:
             self._idle.append(_Idle(base, connection, time.monotonic()))
             if len(self._idle) > IDLE_CONNECTIONS_MAX:
@@ -240,7 +241,8 @@ class ConnectionPool:
 POOL: Final = ConnectionPool()
 
 
-def _open(base: str, seconds_max: float = REQUEST_SECONDS_MAX) -> http.client.HTTPConnection:
+def open_connection(base: str, seconds_max: float = REQUEST_SECONDS_MAX) -> http.client.HTTPConnection:
+    """One that connects with its first request."""
     parts = urlsplit(base)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     return kind(parts.netloc, timeout=seconds_max)

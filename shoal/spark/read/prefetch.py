@@ -6,26 +6,23 @@ where it fails, tasks read the ranges and tell what is wrong.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 
+from shoal.format.arrow_stream import ARROW_STREAM
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.read_options import SourceOptions
 from shoal.spark.read.fetch import FetchPolicy, RangeReader, Scan
-from shoal.spark.read.http import POOL, Answer, Persistence
+from shoal.spark.read.http import POOL, Answer, MovedError, Persistence
+from shoal.spark.read.pipeline import Request, exchange
 from shoal.spark.read.plan import OffsetRange
 from shoal.spark.read.small import RecordSizes, SeenAnswer, may_prefetch, samples, share
 from shoal.spark.read.topics import ROUTES_SECONDS_MAX
-
-PREFETCH_THREADS: Final = 8
-"""Requests of one micro-batch under way at once: an agent works on some while the planner decodes others.
-More would only take turns: a Python process has one core."""
 
 PREFETCH_SECONDS_MAX: Final = 2.0
 """For a micro-batch, or one sample. Agents answer within milliseconds; one that hangs delays a micro-batch by
@@ -33,6 +30,9 @@ so much, and tasks then look for another."""
 
 REST_SECONDS: Final = ROUTES_SECONDS_MAX
 """After a failure micro-batches go to tasks for so long: by then the planner has asked who leads now."""
+
+SAMPLES_BYTES_MAX: Final = 64 * 2**20
+"""Of the answers that tell sizes, which have a stored batch each: of up to 17 MiB, and mostly of some KiB."""
 
 _ONCE: Final = Persistence(attempts=1)  # tasks are the other attempts
 
@@ -42,40 +42,47 @@ class TooLargeError(Exception):
 
 
 class _Reading:
-    """One attempt: what it may still read, and what its answers were like. Used by several threads."""
+    """One attempt: the bytes and the time that it has left, and the answers it has seen."""
 
     def __init__(self, bytes_max: int, seconds_max: float) -> None:
         self._bytes_left = bytes_max
-        self._seconds_max = seconds_max
-        self._lock = threading.Lock()
-        self._seen: list[SeenAnswer] = []
+        self._deadline = time.monotonic() + seconds_max
+        self._early: dict[Request, Answer] = {}
+        self.seen: list[SeenAnswer] = []
 
-    def read(self, scan: Scan) -> list[pa.RecordBatch]:
-        """The batches of one range. Raises SourceError and TooLargeError."""
-        return list(RangeReader(scan, request=partial(self._request, scan.range)).batches())
+    def read(self, scans: Sequence[Scan]) -> list[pa.RecordBatch]:
+        """The batches of the ranges, in their order. Raises SourceError and TooLargeError."""
+        readers = [RangeReader(scan, request=partial(self._request, scan.range)) for scan in scans]
+        first = [reader.first_request() for reader in readers]
+        self._early = exchange(POOL, first, ARROW_STREAM, self._remaining, self._admit)
+        return [batch for reader in readers for batch in reader.batches()]
 
-    def close(self) -> list[SeenAnswer]:
-        """Admit no other answer: threads that still wait for one end with it. Returns those seen."""
-        with self._lock:
-            self._bytes_left = -1
-            return self._seen
+    def _remaining(self) -> float:
+        return self._deadline - time.monotonic()
 
-    def _request(self, piece: OffsetRange, *request: Any, **options: Any) -> Answer:
-        def admit(length: int) -> None:
-            with self._lock:
-                self._bytes_left -= length
-                if self._bytes_left < 0:
-                    raise TooLargeError
+    def _admit(self, length: int) -> None:
+        self._bytes_left -= length
+        if self._bytes_left < 0:
+            raise TooLargeError
 
-        answer = POOL.request(*request, **options, seconds_max=self._seconds_max, admit=admit)
+    def _request(
+        self, piece: OffsetRange, base: str, method: str, path: str, *headers: Any, **options: Any
+    ) -> Answer:
+        answer = self._early.pop((base, path), None)
+        if answer is None:
+            seconds = self._remaining()
+            if seconds <= 0:
+                raise MovedError(f"{base} was too slow")
+            answer = POOL.request(
+                base, method, path, *headers, **options, seconds_max=seconds, admit=self._admit
+            )
         try:
             first = int(answer.headers["Shoal-Base-Offset"])
             behind = int(answer.headers["Shoal-Next-Offset"])
         except (TypeError, ValueError):  # a refusal, or no answer of an agent: the reader says so
             return answer
         wanted = min(behind, piece.end) - max(first, piece.start)
-        with self._lock:
-            self._seen.append(SeenAnswer(piece.topic, wanted, behind - first, len(answer.body)))
+        self.seen.append(SeenAnswer(piece.topic, wanted, behind - first, len(answer.body)))
         return answer
 
 
@@ -93,7 +100,6 @@ class Prefetcher:
         self._seconds_max = seconds_max
         self._sizes = RecordSizes()
         self._rests_until = float("-inf")
-        self._threads: ThreadPoolExecutor | None = None
 
     def fetch(self, ranges: Sequence[OffsetRange], agents: tuple[str, ...]) -> list[pa.RecordBatch] | None:
         """The records of a small micro-batch, range by range in their order; None where tasks shall read."""
@@ -103,42 +109,27 @@ class Prefetcher:
             return None
         policy = FetchPolicy(fetch_bytes=options.prefetch_bytes, retries=_ONCE, asks_near=False)
         reading = _Reading(options.prefetch_bytes, self._seconds_max)
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(PREFETCH_THREADS, "shoal-prefetch")
-        parts = [
-            self._threads.submit(reading.read, _scan(piece, agents, options, policy)) for piece in ranges
-        ]
-        done, others = wait(parts, self._seconds_max, FIRST_EXCEPTION)
-        seen = reading.close()
-        for part in others:
-            part.cancel()
-        failures = [failure for failure in (part.exception() for part in done) if failure is not None]
-        strange = [failure for failure in failures if not isinstance(failure, SourceError | TooLargeError)]
-        if strange:
-            raise strange[0]
-        self._sizes.learn(seen, now)
-        if any(isinstance(failure, TooLargeError) for failure in failures):
+        try:
+            batches = reading.read([_scan(piece, agents, options, policy) for piece in ranges])
+        except TooLargeError:
             self._sizes.exceeded(ranges, options.prefetch_bytes, now)
             return None
-        if failures or others:
+        except SourceError:  # a task meets it too, tries longer, and says what is wrong
             self._rests_until = now + REST_SECONDS
             return None
-        batches = [batch for part in parts for batch in part.result()]
+        self._sizes.learn(reading.seen, now)
         return [pa.concat_batches(batches)] if batches else []
 
     def tasks(self, ranges: Sequence[OffsetRange], agents: tuple[str, ...]) -> list[tuple[Scan, ...]]:
         """The ranges of each task. Asks for a few records where ranges are small and their sizes unknown."""
         now = self._clock()
         options = self._options
-        seconds_max = self._seconds_max
         policy = FetchPolicy(fetch_bytes=1, retries=_ONCE, asks_near=False)  # a whole batch all the same
-        reading = _Reading(2**62, seconds_max)
-        for piece in samples(ranges, self._sizes, options, now):
-            try:
-                reading.read(_scan(piece, agents, options, policy))
-            except SourceError:  # ranges of unknown size get tasks of their own, and those say what is wrong
-                break
-        self._sizes.learn(reading.close(), now)
+        reading = _Reading(SAMPLES_BYTES_MAX, self._seconds_max)
+        wanted = samples(ranges, self._sizes, options, now)
+        with suppress(SourceError, TooLargeError):  # ranges of unknown size get tasks of their own
+            reading.read([_scan(piece, agents, options, policy) for piece in wanted])
+        self._sizes.learn(reading.seen, now)
         return [
             tuple(_scan(piece, agents, options) for piece in task)
             for task in share(ranges, self._sizes, options, now)
