@@ -39,6 +39,7 @@ FILE_ROOMS = {
     "shoal/errors.py": "shoal/errors",
     "shoal/lookup.py": "shoal/lookup",
     "shoal/name_resolver.py": "shoal/name_resolver",
+    "shoal/spark/boundary.py": "shoal/spark/boundary",
     "shoal/spark/pyspark_api.py": "shoal/spark/pyspark_api",
     "shoal/spark/pyspark_version.py": "shoal/spark/pyspark_version",
     "shoal/unpicklable.py": "shoal/unpicklable",
@@ -146,13 +147,15 @@ ROOMS = {
     "agent/settings": "",
     "shoal/__init__": """shoal/client shoal/client/consume shoal/client/http shoal/client/produce
         shoal/client/subscribe shoal/client/tables""",
-    "shoal/spark": """shoal/spark/options shoal/spark/pyspark_api shoal/spark/pyspark_version
-        shoal/spark/read shoal/spark/ship shoal/spark/write""",
+    "shoal/spark": """shoal/spark/boundary shoal/spark/options shoal/spark/pyspark_api
+        shoal/spark/pyspark_version shoal/spark/read shoal/spark/ship shoal/spark/write""",
     "shoal/spark/pipelines": "shoal/spark/options",
-    "shoal/spark/write": """shoal/client/http shoal/spark/options shoal/spark/pyspark_api shoal/spark/read
-        shoal/spark/ship""",
-    "shoal/spark/read": "shoal/client/http shoal/spark/options shoal/spark/pyspark_api shoal/spark/ship",
+    "shoal/spark/write": """shoal/client/http shoal/spark/boundary shoal/spark/options
+        shoal/spark/pyspark_api shoal/spark/read shoal/spark/ship""",
+    "shoal/spark/read": """shoal/client/http shoal/spark/boundary shoal/spark/options
+        shoal/spark/pyspark_api shoal/spark/ship""",
     "shoal/spark/ship": "",
+    "shoal/spark/boundary": "shoal/spark/options",
     "shoal/spark/options": "",
     "shoal/spark/pyspark_api": "",
     "shoal/spark/pyspark_version": "",

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession, datasource, types
 
-from shoal.spark.options.boundary import says_errors_in_one_line, worker_module
+from shoal.spark.boundary import says_errors_in_one_line, warn_of, worker_module
 from shoal.spark.options.errors import SourceError
-from shoal.spark.options.known import Mode, warn_of, without_effect
+from shoal.spark.options.known import Mode, without_effect
 from shoal.spark.options.read_options import (
     TABLE_COLUMNS,
     SourceOptions,

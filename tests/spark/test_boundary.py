@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.util import handle_worker_exception
 
-from shoal.spark.options.boundary import HIDE_TRACEBACK_VARIABLE, says_errors_in_one_line, worker_module
+from shoal.spark.boundary import HIDE_TRACEBACK_VARIABLE, says_errors_in_one_line, worker_module
 from shoal.spark.options.errors import SourceError
 
 

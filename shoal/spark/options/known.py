@@ -1,19 +1,17 @@
 """The names of options: those of reads and of writes, those of Kafka's source, and those that Spark adds.
 
-Pure, but for one warning. Options have the names of Spark's Kafka source and sink.
+Pure. Options have the names of Spark's Kafka source and sink.
 """
 
 from __future__ import annotations
 
 import difflib
-import logging
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final
 
 from shoal.spark.options.errors import SourceError
 
-_logger: Final = logging.getLogger("shoal.spark")
 SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 _COMMON: Final = ("agent", "failOnDataLoss", *SELECTIONS)
 READ: Final = (
@@ -111,12 +109,6 @@ def as_written(name: str) -> str:
 def without_effect(options: Mapping[str, str]) -> list[str]:
     """Those of the options that are taken and have no effect, since they tune Kafka's client."""
     return sorted(as_written(name) for name in options if _has_no_effect(name.lower()))
-
-
-def warn_of(idle: Sequence[str]) -> None:
-    """Name options that have no effect, if there are some."""
-    if idle:
-        _logger.warning('format("shoal"): options without effect: %s', ", ".join(idle))
 
 
 def _has_no_effect(name: str) -> bool:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import datasource
 
-from shoal.spark.options.boundary import says_errors_in_one_line
+from shoal.spark.boundary import says_errors_in_one_line
 from shoal.spark.options.bounds import Selection
 from shoal.spark.options.read_options import SourceOptions, TableOptions
 from shoal.spark.pyspark_api import (

@@ -14,9 +14,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import datasource
 
-from shoal.spark.options.boundary import says_errors_in_one_line
+from shoal.spark.boundary import says_errors_in_one_line, warn_of
 from shoal.spark.options.errors import SourceError
-from shoal.spark.options.known import warn_of
 from shoal.spark.options.write_options import SinkOptions
 from shoal.spark.pyspark_api import StreamArrowWriter, settle_worker
 from shoal.spark.ship.shipment import Shipped

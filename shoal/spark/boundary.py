@@ -1,4 +1,4 @@
-"""Where Shoal's errors leave for Spark: one line, without a trace.
+"""Where Shoal's errors and warnings leave for Spark: one line, without a trace.
 
 Spark's workers put the whole trace of an error into the message that a user gets. For a SourceError the line
 says it all; any other error is a bug, and keeps its trace.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 from shoal.spark.options.errors import SourceError
@@ -19,6 +20,7 @@ HIDE_TRACEBACK_VARIABLE: Final = "SPARK_HIDE_TRACEBACK"
 """Spark's setting spark.sql.execution.pyspark.udf.hideTraceback.enabled, as its workers get it. They read it
 once an error has reached them, and end thereafter, so it counts for this error only."""
 
+_logger: Final = logging.getLogger("shoal.spark")
 C = TypeVar("C", bound=type)
 
 
@@ -27,6 +29,12 @@ def worker_module() -> str:
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     name = "" if spec is None else spec.name
     return name if name.startswith("pyspark.") else ""
+
+
+def warn_of(idle: Sequence[str]) -> None:
+    """Name options that have no effect, if there are some."""
+    if idle:
+        _logger.warning('format("shoal"): options without effect: %s', ", ".join(idle))
 
 
 def says_errors_in_one_line(source: C) -> C:
