@@ -226,9 +226,11 @@ class Bench:
     def spark(self) -> list[Row]:
         """Spark reading, streaming and writing a topic."""
         import benchmarks_spark  # PySpark is there only where this was asked for
+        import benchmarks_spark_shipping
         import benchmarks_spark_small
 
-        return [*benchmarks_spark.rows(self), *benchmarks_spark_small.rows(self)]
+        found = [*benchmarks_spark.rows(self), *benchmarks_spark_small.rows(self)]
+        return [*found, *benchmarks_spark_shipping.rows(self)]
 
     def spark_write(self) -> list[Row]:
         """Of that only writing."""
@@ -247,6 +249,12 @@ class Bench:
         import benchmarks_spark_small
 
         return benchmarks_spark_small.task_rows(self)
+
+    def spark_shipping(self) -> list[Row]:
+        """Of that only the first query of executors without Shoal."""
+        import benchmarks_spark_shipping
+
+        return benchmarks_spark_shipping.rows(self)
 
     def spark_before(self) -> list[Row]:
         """Of that only large work beside another commit, or beside the short ways turned off."""
@@ -310,6 +318,7 @@ def main() -> int:
         "spark_write",
         "spark_micro",
         "spark_tasks",
+        "spark_shipping",
         "spark_before",
     ]
     parser = argparse.ArgumentParser(prog="scripts/bench")
