@@ -31,6 +31,7 @@ ALLOWED_IMPORTS = {
 OWNERS = {
     "liburing": {"segment_store/disk/ring.py"},
     "pyspark": {
+        "shoal/spark/listener.py",
         "shoal/spark/source.py",
         "shoal/spark/pyspark_api.py",
         "shoal/spark/read/readers.py",
