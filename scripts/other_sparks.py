@@ -104,6 +104,9 @@ def share_packages(home: pathlib.Path) -> None:
         link = own / entry.name
         if not entry.name.startswith(OWN_NAMES) and not link.exists():
             link.symlink_to(entry)
+    command = home / "bin" / "shoal"  # tests start agents by it
+    if not command.exists():
+        command.symlink_to(environment.command("shoal"))
 
 
 def _pytest(

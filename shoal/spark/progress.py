@@ -5,6 +5,7 @@ The file is not called lag: a module of that name would stand in the place of th
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,8 +52,11 @@ def _offsets(document: Any) -> Ends:
     if isinstance(document, str):
         try:
             document = json.loads(document)
-        except ValueError:  # a listener has the text None
-            return {}
+        except ValueError:
+            try:  # listeners before 4.2 have Python's words for it, and any the text None
+                document = ast.literal_eval(document)
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                return {}
     offsets: Ends = {}
     for topic, partitions in document.items() if isinstance(document, Mapping) else ():
         if not isinstance(partitions, Mapping):

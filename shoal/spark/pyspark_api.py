@@ -10,6 +10,7 @@ import functools
 import gc
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyspark
@@ -54,6 +55,7 @@ except ImportError:
     class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
         """The only one there is."""
 
+    @dataclass(frozen=True)
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
         """Its option is refused."""
 

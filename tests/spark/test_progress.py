@@ -46,6 +46,7 @@ def test_lag_is_what_lies_behind_the_end() -> None:
     assert lag({"sources": [source(ENDS, LATEST)]}) == BEHIND
     assert lag(progress(source(ENDS, LATEST))) == BEHIND
     assert lag(progress(source(json.dumps(ENDS), json.dumps(LATEST)))) == BEHIND
+    assert lag(progress(source(str(ENDS), str(LATEST)))) == BEHIND  # as PySpark before 4.2 writes them
     ahead = {"flights": {"0": 12}}  # the ends that are known may be older
     assert lag(progress(source(ahead, ENDS)))["flights"].least == 0
 
@@ -68,6 +69,8 @@ def test_sources_of_one_query_are_put_together() -> None:
         {"sources": [source("None", "None")]},
         {"sources": [source(5, 9)]},
         {"sources": [source("5", "9")]},
+        {"sources": [source("{'t': {'0': 5", "{'t': {'0': 7}")]},
+        {"sources": [source("{" * 500, "(" * 5_000)]},
         {"sources": [source({"logOffset": 3}, {"logOffset": 7})]},
         {"sources": [source({"shard": {"a": 3}}, {"shard": {"a": 7}})]},
         {"sources": [source({"t": {"0": "x"}}, {"t": {"0": 7}})]},
