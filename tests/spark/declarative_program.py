@@ -26,9 +26,10 @@ CUSTOMERS = 7
 
 
 def session() -> SparkSession:
-    """With the project's static settings."""
+    """With the project's static settings; a flow that fails is not tried again, with pauses of seconds."""
     lines = (PROJECT / SETTINGS_FILE).read_text().splitlines()
     settings = dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
+    settings |= {"spark.sql.pipelines.maxFlowRetryAttempts": "0", "spark.sql.shuffle.partitions": "2"}
     return SparkSession.builder.remote("local[2]").config(map=settings).getOrCreate()
 
 
