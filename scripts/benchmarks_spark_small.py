@@ -34,6 +34,7 @@ SKIPPED_BATCHES = 5
 SENT_RECORDS = 15
 SKIPPED_RECORDS = 5
 PARTITION_RECORDS = 2_000
+COUNTS = 3  # in each turn: they take less than a second, and one may meet a collection of garbage
 FILTERED_RECORDS = 5_000_000
 MICRO_BATCH_LARGE = 1_000_000
 
@@ -43,11 +44,15 @@ class Before(NamedTuple):
 
     name: str
     spark: benchmarks_spark.Program
-    is_other: bool
+    commit: str = ""  # of another checkout
+
+    def floor(self, measured: str) -> str:
+        """A row's text. Parts in brackets do not make it another row."""
+        return f"{self.name} {measured}" + (f" ({self.commit})" if self.commit else "")
 
     def options(self, partitions: int, *, stream: bool) -> dict[str, str]:
         """For a topic of so many partitions."""
-        if self.is_other:
+        if self.commit:
             return {}
         off = {"prefetchBytes": "0"} if stream else {}
         return {"minPartitions": str(partitions), **off}
@@ -61,7 +66,7 @@ def sparks(directory: pathlib.Path) -> Iterator[tuple[benchmarks_spark.Program, 
         (directory / "own").mkdir(parents=True)
         own = stack.enter_context(benchmarks_spark.program(directory / "own"))
         if not parent:
-            yield own, Before("without", own, is_other=False)
+            yield own, Before("short ways off", own)
             return
         (directory / "parent").mkdir()
         checkout = pathlib.Path(parent).resolve()
@@ -72,7 +77,7 @@ def sparks(directory: pathlib.Path) -> Iterator[tuple[benchmarks_spark.Program, 
             check=True,
         ).stdout.strip()
         other = stack.enter_context(benchmarks_spark.program(directory / "parent", checkout))
-        yield own, Before(f"commit {commit}", other, is_other=True)
+        yield own, Before("parent commit", other, commit)
 
 
 def source(url: str, topic: str, **options: Any) -> dict[str, Any]:
@@ -193,7 +198,7 @@ def sent_to_seen(
     return Row(
         f"Spark: record sent to seen in foreachBatch, median of {len(mine)}",
         f"{statistics.median(mine):.0f} ms, worst {max(mine):.0f} ms",
-        f"{before.name} {statistics.median(theirs):.0f} ms",
+        before.floor(f"{statistics.median(theirs):.0f} ms"),
         statistics.median(mine) / statistics.median(theirs),
         0.75,
         True,
@@ -211,10 +216,12 @@ def task_rows(bench: benchmarks_spark.Bench) -> list[Row]:
         benchmarks_spark.fill(url, FILTERED_RECORDS)
         for partitions in (2, MANY):  # the first query of each starts workers and warms the JVM
             spark.seconds("count", records, **source(url, f"{FEW}-{partitions}"))
-        mine, least = bench.alternate(
-            lambda: spark.seconds("count", records, **source(url, f"{FEW}-{MANY}")),
-            lambda: spark.seconds("count", records, **source(url, f"{FEW}-2")),
-        )
+
+        def count(partitions: int) -> float:
+            query = source(url, f"{FEW}-{partitions}")
+            return statistics.median(spark.seconds("count", records, **query) for _ in range(COUNTS))
+
+        mine, least = bench.alternate(lambda: count(MANY), lambda: count(2))
         name = f"Spark count of {records:,} records in {MANY} partitions"
         found = [Row(name, f"{mine:.2f} s", f"in two partitions {least:.2f} s", mine / least, 1.5, True)]
         return [*found, ten_offsets(bench, spark, url)]
@@ -249,7 +256,7 @@ def before_rows(bench: benchmarks_spark.Bench, records: int = benchmarks_spark.R
             for warm in (mine, theirs):
                 warm()
             rate, least = bench.alternate(mine, theirs)
-            measured, floor = f"{rate / 1e6:.2f} M records/s", f"{before.name} {least / 1e6:.2f} M/s"
+            measured, floor = f"{rate / 1e6:.2f} M records/s", before.floor(f"{least / 1e6:.2f} M/s")
             found.append(
                 Row(f"Spark {what} of {records / 1e6:g} M records", measured, floor, rate / least, 0.95)
             )
@@ -270,7 +277,7 @@ def before_rows(bench: benchmarks_spark.Bench, records: int = benchmarks_spark.R
             lambda: float(spark.run("large", **mine)["result"]),
             lambda: float(before.spark.run("large", **theirs)["result"]),
         )
-        if before.is_other:
+        if before.commit:
             bench_topics.create_topic(url, benchmarks_spark.SINK_TOPIC, partitions, 1)
             made = str(directory / "parquet")
             spark.run("parquet", **ours, parquet=made)

@@ -318,7 +318,8 @@ def planned_by_spark(reader: Any, start: Any, end: Any) -> tuple[list[Any], int,
 def test_sparks_planning_process_takes_the_records(cluster: Cluster) -> None:
     """By its private way for simple readers. Should Spark lose them, its one task reads the same; the lag is
     told and limits are kept as without."""
-    reader = stream_reader(cluster, maxOffsetsPerTrigger="40")
+    limit = {"maxOffsetsPerTrigger": "40"} if HAS_READ_LIMITS else {}
+    reader = stream_reader(cluster, **limit)
     start = reader.initialOffset()
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     partitions, mark, batches = planned_by_spark(reader, start, end)
