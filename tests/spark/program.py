@@ -6,7 +6,7 @@ Run by test_spark.py in a process of its own: a JVM does not leave the process t
 
 from __future__ import annotations
 
-import importlib.util
+import dataclasses
 import json
 import pathlib
 import re
@@ -20,13 +20,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
+from seen_options import read_and_write
 
-from shoal.spark import ShoalDataSource, SourceError, batches, register
+from shoal.spark import LagListener, ShoalDataSource, SourceError, batches, lag, register
 from shoal.spark.pyspark_api import HAS_READ_LIMITS, register_source
 
 EXIT_SECONDS_MAX = 200.0
+NAME = """naïve / 'x' "y" \n 漢字 %s {} \\ ;--"""
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 ENDS_SECONDS_MAX = 400
-HAS_PIPELINES = importlib.util.find_spec("pyspark.pipelines") is not None
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 
 
@@ -64,11 +66,18 @@ def stream_results(spark: SparkSession, agents: str, directory: str) -> dict[str
     if not HAS_READ_LIMITS:
         refusal = failed(lambda: start("refused", "zero", True, **limits).awaitTermination(ENDS_SECONDS_MAX))
         limits = {}
+    told: list[tuple[str, int]] = []
+    listener = LagListener(lambda name, behind: told.append((name, behind["flights"].records)))
+    spark.streams.addListener(listener)
     query = start("limited", "one", True, minPartitions=4, **limits)
     query.awaitTermination(ENDS_SECONDS_MAX)
     done("a limited stream")
     progress = [entry for entry in query.recentProgress if entry["numInputRows"]]
     rows = spark.sql("select partition, offset from limited").collect()
+    told_until = time.monotonic() + ENDS_SECONDS_MAX  # events come some time after what they tell of
+    while ("limited", 0) not in told and time.monotonic() < told_until:
+        time.sleep(0.1)
+    spark.streams.removeListener(listener)
     again = start("", "one", True)
     again.awaitTermination(ENDS_SECONDS_MAX)
     done("the same from its checkpoint")
@@ -86,6 +95,7 @@ def stream_results(spark: SparkSession, agents: str, directory: str) -> dict[str
         "batches": [entry["numInputRows"] for entry in progress],
         "records": sorted(map(list, rows)),
         "lag_of_first": [progress[0]["sources"][0][name] for name in ("endOffset", "latestOffset")],
+        "lags": [told, dataclasses.astuple(lag(progress[0])["flights"])],
         "again": sum(entry["numInputRows"] for entry in again.recentProgress),
         "stopped_seconds": stopped_seconds,
         "unknown_topic": unknown,
@@ -118,9 +128,12 @@ def write_results(spark: SparkSession, agents: str, directory: str) -> dict[str,
     save(rows, txnId="load-1")
     done("the same rows twice")
     frame = spark.readStream.format("shoal").option("agent", agents).option("subscribe", "flights")
+    frame = frame.option("kafka.group.id", "copiers")  # without effect, as in the sink
     stream = frame.option("startingOffsets", "earliest").load().select("key", "value")
     writer = stream.writeStream.format("shoal").option("agent", agents).option("topic", "copied")
-    writer = writer.queryName("copy them").outputMode("append").option("OUTPUTMODE", "append")
+    writer = (
+        writer.option("kafka.acks", "all").queryName(NAME).outputMode("append").option("OUTPUTMODE", "append")
+    )
     query = writer.option("checkpointLocation", f"{directory}/copy").trigger(availableNow=True).start()
     query.awaitTermination(ENDS_SECONDS_MAX)
     done("a stream from topic to topic")
@@ -132,6 +145,7 @@ def write_results(spark: SparkSession, agents: str, directory: str) -> dict[str,
         "misspelt": failed(lambda: save(rows, txnid2="x")),
         "wrong_type": failed(lambda: save(rows.selectExpr("1 AS value"))),
         "nobody": failed(lambda: save(rows, agent="127.0.0.1:9")),
+        "too_large": failed(lambda: save(spark.range(1).selectExpr("repeat('x', 9 * 1024 * 1024) AS value"))),
     }
 
 
@@ -197,16 +211,22 @@ def end(spark: SparkSession) -> None:
 
 
 def run_the_page() -> None:
-    """Its examples as it has them, one after the other; the agent is SHOAL_AGENT's. One of them begins with
-    an import that only a Spark with pipelines has, from 4.1."""
+    """Its examples as it has them, one after the other; the agent is SHOAL_AGENT's."""
     names: dict[str, Any] = {}
     for example in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         done("an example of the page")
-        try:
-            exec(example, names)
-        except ImportError as error:
-            if HAS_PIPELINES or "cannot import name 'pipelines'" not in str(error):
-                raise
+        exec(example, names)
+
+
+def pushed(spark: SparkSession, load: Callable[..., DataFrame]) -> list[int]:
+    """Tasks of a filtered query by setting and option, and the records that pass."""
+    found = []
+    for setting, options in (("false", {"pushdown": True}), ("true", {}), ("true", {"pushdown": False})):
+        spark.conf.set(PUSHDOWN, setting)
+        some = load(maxRecordsPerPartition=2, **options).where("partition = 1 and offset >= 12")
+        found.append(some.rdd.getNumPartitions())
+    spark.conf.set(PUSHDOWN, "true")
+    return [*found, load().where("partition = 1 and offset >= 12").count()]
 
 
 def main() -> None:
@@ -264,14 +284,15 @@ def main() -> None:
     results["written"] = write_results(spark, sys.argv[1], sys.argv[2])
     done("writing")
     results["totals"] = totals(spark, sys.argv[1], sys.argv[2])
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    pushed = load(pushdown=True).where("partition = 1 and offset >= 12")
-    results["pushed"] = [pushed.count(), pushed.rdd.getNumPartitions()]
+    results["pushed"] = pushed(spark, load)
+    results["seen"] = read_and_write(spark, pathlib.Path(sys.argv[2], "seen"), NAME)
+    done("options that Spark hands over")
     results["stream"] = stream_results(spark, sys.argv[1], sys.argv[2])
     done("streams")
     results["replaced"] = register_source(spark, ShoalDataSource)
-    register(spark)
-    results["registered"] = load().count()
+    spark.conf.set(PUSHDOWN, "false")
+    register(spark, pushdown=True)
+    results["registered"] = [load().count(), spark.conf.get(PUSHDOWN)]
     done("registered")
     results["settings"] = [worker_settings(spark), [copied(spark, sys.argv[1]), *worker_settings(spark)]]
     run_the_page()
