@@ -6,6 +6,7 @@ and shares all the rest with the suite's by links.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
@@ -43,6 +44,8 @@ class Result(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """The exit status: 0 if all tests passed with every version."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell in the background has them ignored
+        signal.signal(number, signal.default_int_handler)
     named, _, further = " ".join(arguments).partition("--")
     versions = named.split() or list(environment.OTHER_PYSPARKS)
     unknown = [version for version in versions if version not in environment.OTHER_PYSPARKS]
@@ -116,7 +119,12 @@ def _pytest(
     deadline = time.monotonic() + SECONDS_MAX
     with open(log, "wb") as output:
         process = subprocess.Popen(
-            command, cwd=environment.ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT
+            command,
+            cwd=environment.ROOT,
+            env=variables,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         while process.poll() is None and time.monotonic() < deadline:
@@ -130,8 +138,8 @@ def _pytest(
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(LAST_WORDS_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        with contextlib.suppress(ProcessLookupError):  # whatever its tests have left
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
