@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from shoal.spark import register
 
-SETTINGS = {
+SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "OFF",
