@@ -17,6 +17,7 @@ from pyspark.pipelines import cli
 from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
 from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph, handle_pipeline_events, start_run
 from pyspark.sql import SparkSession
+from seen_options import read_and_write
 
 from shoal.spark.pipelines.template import SETTINGS_FILE, SPEC_FILE
 
@@ -86,6 +87,7 @@ def main() -> None:
         run(spark)
     except PySparkException as error:
         told["misspelt"] = str(error)
+    told["seen"] = read_and_write(spark, PROJECT.parent / "noted", "through Connect")
     print(json.dumps(told))
     spark.stop()
 
