@@ -297,7 +297,7 @@ def main() -> None:
     results["settings"] = [worker_settings(spark), [copied(spark, sys.argv[1]), *worker_settings(spark)]]
     run_the_page()
     results["headers"] = [{"key": h["key"], "value": h["value"].decode()} for h in results["headers"]]
-    print(json.dumps(results))
+    sys.stdout.write(f"\n{json.dumps(results)}\n")  # at once: the page's listener prints meanwhile
     end(spark)
 
 

@@ -105,7 +105,7 @@ def test_spark_reads_topics(cluster: Cluster, keeps_classes: dict[str, str], tmp
     command = [sys.executable, str(program), agents, str(tmp_path / "checkpoints")]
     code, lines, complaints = run_while_it_goes_on(command, env=environment, cwd=tmp_path)
     assert code == 0, (lines, complaints[-3_000:])
-    results = json.loads(lines[-1])
+    results = json.loads(next(line for line in reversed(lines) if line.startswith('{"schema"')))
     assert results["schema"] == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
         "timestampType:int>"
