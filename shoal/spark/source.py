@@ -24,7 +24,13 @@ from shoal.spark.options.read_options import (
 )
 from shoal.spark.options.write_options import SinkOptions, check_written, parse_sink_options
 from shoal.spark.pyspark_api import HAS_READ_LIMITS, VERSION, register_source
-from shoal.spark.read.readers import ShoalPushdownReader, ShoalReader, ShoalStreamReader, ShoalTableReader
+from shoal.spark.read.readers import (
+    RefusedStreamReader,
+    ShoalPushdownReader,
+    ShoalReader,
+    ShoalStreamReader,
+    ShoalTableReader,
+)
 from shoal.spark.setup import check_session, files, settled_settings, zipped
 from shoal.spark.ship.shipment import SentSource, Shipped, deliver, pack
 from shoal.spark.write.send import ChunkSender, Sink
@@ -89,8 +95,16 @@ class ShoalDataSource(Shipped, datasource.DataSource):
             return ShoalPushdownReader(options)
         return ShoalReader(options)
 
-    def streamReader(self, schema: types.StructType) -> ShoalStreamReader:
+    def streamReader(self, schema: types.StructType) -> datasource.DataSourceStreamReader:
         """A stream's reader, likewise. A table's rows are no stream."""
+        try:
+            return self._stream_reader(schema)
+        except SourceError as error:
+            if not worker_module():
+                raise
+            return RefusedStreamReader(str(error))
+
+    def _stream_reader(self, schema: types.StructType) -> ShoalStreamReader:
         self._require_own(schema)
         if names_table(self.options):
             parse_table_options(self.options, os.environ, Mode.STREAM)

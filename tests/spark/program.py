@@ -99,6 +99,9 @@ def stream_results(spark: SparkSession, agents: str, directory: str) -> dict[str
         "again": sum(entry["numInputRows"] for entry in again.recentProgress),
         "stopped_seconds": stopped_seconds,
         "unknown_topic": unknown,
+        "unfit": failed(
+            lambda: start("", "four", False, endingOffsets="latest").awaitTermination(ENDS_SECONDS_MAX)
+        ),
     }
 
 
@@ -157,9 +160,8 @@ def totals(spark: SparkSession, agents: str, directory: str) -> dict[str, Any]:
         write(frame, number)
         raise RuntimeError("behind the write")
 
-    stream = spark.readStream.format("shoal").options(
-        agent=agents, subscribe="flights", maxOffsetsPerTrigger=20
-    )
+    limits = {"maxOffsetsPerTrigger": 20} if HAS_READ_LIMITS else {}
+    stream = spark.readStream.format("shoal").options(agent=agents, subscribe="flights", **limits)
     keys = stream.option("startingOffsets", "earliest").load().select("key")
     updates = keys.groupBy("key").count().selectExpr("key", "cast(count AS STRING) AS value")
     ended: list[str] = []

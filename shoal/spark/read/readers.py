@@ -16,6 +16,7 @@ from pyspark.sql import datasource
 
 from shoal.spark.boundary import says_errors_in_one_line
 from shoal.spark.options.bounds import Selection
+from shoal.spark.options.errors import SourceError
 from shoal.spark.options.read_options import SourceOptions, TableOptions
 from shoal.spark.pyspark_api import (
     COMPARISONS,
@@ -204,6 +205,34 @@ class ShoalStreamReader(Shipped, datasource.DataSourceStreamReader, SupportsTrig
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         """One task's records."""
         return _read(partition)
+
+
+@says_errors_in_one_line
+class RefusedStreamReader(datasource.DataSourceStreamReader):
+    """In the place of a stream's reader that cannot be made: it says why as soon as it is asked.
+
+    An error while a reader is made never reaches the user. PySpark then stops the reader that it does not
+    have, and tells of that fault of its own.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Raises SourceError."""
+        raise SourceError(self._reason)
+
+    def latestOffset(self, *_: Any) -> dict[str, Any]:
+        """Raises SourceError."""
+        raise SourceError(self._reason)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[datasource.InputPartition]:
+        """Raises SourceError."""
+        raise SourceError(self._reason)
+
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
+        """Raises SourceError."""
+        raise SourceError(self._reason)
 
 
 class ShoalFetchedReader(ShoalStreamReader, SimpleReader):
