@@ -191,6 +191,7 @@ VARIABLES: Mapping[str, tuple[str, str]] = {
         "Set by the first process, never by hand: an agent ends when that process is gone.",
     ),
     "SHOAL_KAFKA": ("`scripts/bench spark`", "HOST:PORT of a Kafka to compare with."),
+    "SHOAL_PARENT": ("`scripts/bench spark_before`", "A checkout of another commit, to measure beside."),
     "SHOAL_KAFKA_PACKAGE": ("`scripts/bench spark`", "Maven coordinates of Spark's Kafka connector."),
     "SHOAL_TOPIC": ("commands of `shoal consume --exec`", "Set for the command: the message's topic."),
     "SHOAL_PARTITION": ("commands of `shoal consume --exec`", "Its partition."),

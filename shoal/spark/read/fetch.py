@@ -101,12 +101,12 @@ class RangeReader:
         self,
         scan: Scan,
         pause: Callable[[float], None] = time.sleep,
-        request: Callable[..., Answer] = POOL.request,
+        request: Callable[..., Answer] | None = None,
     ) -> None:
-        """`request`: as ConnectionPool.request, for reading records."""
+        """`request`: as ConnectionPool.request, for reading records; POOL's if None."""
         self._scan = scan
         self._pause = pause
-        self._send = request
+        self._send = POOL.request if request is None else request
         urls = scan.range.urls
         # A partition without leader at planning time may have no address: then any agent forwards.
         leader = next(iter(urls), None)
