@@ -28,6 +28,12 @@ SECONDS_MAX = 400.0
 HAS_PIPELINES = importlib.util.find_spec("pyspark.pipelines") is not None  # from Spark 4.1
 ORDERS = 500
 RETURNS = 12  # records that a second flow writes into the same sink
+FLOWS = (
+    "spark_catalog/default/orders/orders",
+    "receipts/receipts_of_orders",
+    "receipts/receipts_of_returns",
+    "copies/copies_of_table",
+)
 
 # Below the template: a second flow into its sink, from another topic, and a sink that reads a table.
 MORE_FLOWS = """
@@ -185,18 +191,29 @@ def test_a_killed_pipeline_equals_a_batch(
     log_path = tmp_path / "run.log"
     first = spark_run(cluster, shop, log_path)
 
+    def has_begun(flow: str) -> bool:
+        """Spark takes no checkpoint that a kill left without its first files."""
+        checkpoint = shop / "pipeline-storage" / "_checkpoints" / flow / "0"
+        return (checkpoint / "metadata").exists() and (checkpoint / "offsets" / "0").exists()
+
     def die(handler: Any, apply: Any) -> None:
         apply()
+        wait_until(lambda: all(map(has_begun, FLOWS)), "all flows have begun", seconds=SECONDS_MAX)
         os.killpg(first.pid, signal.SIGKILL)
         handler.close_connection = True
 
-    cluster.write_faults.append(die)
+    def hold(handler: Any, apply: Any) -> None:
+        first.wait(SECONDS_MAX)
+        handler.close_connection = True
+
+    cluster.write_faults += [die, *[hold] * ORDERS]
     try:
         assert first.wait(SECONDS_MAX) == -signal.SIGKILL, log_path.read_text()[-3_000:]
         stored = sum(len(values(cluster, topic)) for topic in ("receipts", "copies"))
         assert 0 < stored < 2 * ORDERS + RETURNS
     finally:
         kill(first)
+        cluster.write_faults.clear()
     second = spark_run(cluster, shop, log_path)
     try:
         assert second.wait(SECONDS_MAX) == 0, log_path.read_text()[-3_000:]

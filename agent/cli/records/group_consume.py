@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 BATCH_MESSAGES: Final = 100
 QUIET_SECONDS: Final = 1.0
 """After so long without a message the group is asked whether it has any left."""
+UNREAD_SECONDS: Final = 5.0
+"""After so long without a message a command that follows looks whether anybody reads its output. What is held
+until the end would be held for nobody."""
 COMMAND_GRACE_SECONDS: Final = 5.0
 """For a command to end after it was told to, before it is killed."""
 KEY_BYTES_MAX: Final = 100_000
@@ -149,7 +152,11 @@ async def _each(
     kept: list[GroupMessage] = []
     try:
         while reading.limit is None or counts.done + counts.failed < reading.limit:
-            message = await subscription.poll(None if reading.follow else QUIET_SECONDS)
+            message = await subscription.poll(UNREAD_SECONDS if reading.follow else QUIET_SECONDS)
+            if message is None and reading.follow and subscription.is_open:
+                if _is_unread():  # all was written before the reader went: no write will tell
+                    raise BrokenPipeError
+                continue
             if message is None:
                 if not reading.acks or not await rest.has_more():
                     break

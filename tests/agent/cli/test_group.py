@@ -333,6 +333,14 @@ async def test_a_closed_pipe_frees_all_that_was_not_written(groups: FakeGroups, 
     assert undone(groups) == 10 if acks == "--no-ack" else undone(groups) < 10
 
 
+async def test_a_pipe_that_is_closed_behind_the_last_message_is_noticed(groups: FakeGroups) -> None:
+    """No write tells of it. What is held until the end would be held for nobody."""
+    line = "{shoal} consume payments --group billing --follow --no-ack | head -n 10 > /dev/null"
+    assert await in_shell(line, url(groups)) == b""
+    assert_all_are_free(groups)
+    assert undone(groups) == 10
+
+
 async def test_commands_whose_output_nobody_reads_fail_no_message(groups: FakeGroups) -> None:
     """They would end of it, one after the other, and all messages become dead letters."""
     line = "{shoal} consume payments --group billing --follow --exec 'cat; echo' | head -n 1 > /dev/null"
