@@ -118,6 +118,19 @@ def test_available_now_fixes_the_end(cluster: Cluster) -> None:
     assert stream.latest_offset(end, 30) == ALL
 
 
+def test_an_end_that_agents_denied_is_fixed_with_the_first_look(cluster: Cluster) -> None:
+    """A topic that agents denied for a moment is read up to where it ended when they knew it again."""
+    stream = planner(cluster)
+    hidden = cluster.topics.pop("flights")
+    stream.prepare_available_now()
+    cluster.topics["flights"] = hidden
+    end = stream.latest_offset(NONE, 30)
+    assert end == {"flights": {"0": 7, "1": 22, "2": 0}}
+    cluster.topics["flights"][2].append(2, 5)
+    assert stream.latest_offset(end, 30) == ALL
+    assert stream.latest_offset(ALL, 30) == ALL
+
+
 def test_an_idle_stream_waits_at_the_agent(cluster: Cluster) -> None:
     """One request while nothing happens, answered as soon as something does; then offsets need no other."""
     stream, start = begun(cluster, idleWaitMs=30_000)

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
 
+from shoal.spark.options.errors import SourceError
 from shoal.spark.options.write_options import SinkOptions, parse_sink_options
 from shoal.spark.pyspark_api import settle_worker
 from shoal.spark.read import readers
@@ -51,6 +52,14 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 def read_nothing() -> None:
     assert list(readers._read(InputPartition(None))) == []
     Writer().write(iter(()))
+
+
+def test_a_partition_that_is_nobodys_is_no_empty_one() -> None:
+    """Spark's own has nothing to read. Any other that is not known here has records, which would be lost."""
+    foreign = type("ShoalPartition", (InputPartition,), {})
+    for partition in (foreign(()), foreign(None), InputPartition(7)):
+        with pytest.raises(SourceError, match=r"register\(spark\) again"):
+            list(readers._read(partition))
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,20 @@ def _tasks(planned: Iterable[tuple[Scan, ...]]) -> list[datasource.InputPartitio
     return [ShoalPartition(scans) for scans in planned]
 
 
+def _require_sparks_own(partition: datasource.InputPartition) -> None:
+    """Raises SourceError for a partition that only looks like another one's: its records would be missing."""
+    if type(partition) is not datasource.InputPartition or partition.value is not None:
+        raise SourceError(
+            f"a task of another Shoal came here ({type(partition).__qualname__}): call register(spark) again"
+        )
+
+
 def _read(partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
     """One task's records. Spark passes a partition of its own when there is nothing to read."""
     if TaskContext.get() is not None:
         settle_worker()
     if not isinstance(partition, ShoalPartition):
+        _require_sparks_own(partition)
         return
     if len(partition.scans) == 1:
         yield from RangeReader(partition.scans[0]).batches()
@@ -144,6 +153,8 @@ class ShoalTableReader(Shipped, datasource.DataSourceReader):
             settle_worker()
         if isinstance(partition, ShoalTablePartition):
             yield from TablePartitionReader(partition.task).batches()
+        else:
+            _require_sparks_own(partition)
 
 
 @says_errors_in_one_line
