@@ -1,0 +1,1 @@
+"""Permissions: needs, rules, identities. Pure, and for any room."""

@@ -1,0 +1,87 @@
+"""The question of every door of an agent: whose request is it, and may it do this?
+
+Law of this file: shapes only. The answer of an agent stands in judge.py; doors remember it with its version.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, NamedTuple, Protocol
+
+from shoal.agent.security.needs import Need
+
+ANONYMOUS: Final = "anonymous"
+"""The principal of a request without credentials. It has no rules unless somebody grants it some."""
+
+
+class Proof(StrEnum):
+    """How an identity was proven."""
+
+    NONE = "none"
+    TOKEN = "token"  # noqa: S105 -- the name of a proof
+    JWT = "jwt"
+    SESSION = "session"
+    CERTIFICATE = "certificate"
+    AGENT = "agent"
+    """Another agent of the cluster, by its certificate: it may say for whom it asks."""
+    OPEN = "open"
+    """Nobody has to prove anything here: authentication is off."""
+
+
+class Identity(NamedTuple):
+    """The asker. `expires_ms`: of the wall clock; None where the proof has no end. `roles`: beside those of
+    the principal, from a JWT."""
+
+    principal: str
+    proof: Proof
+    expires_ms: int | None = None
+    roles: tuple[str, ...] = ()
+
+
+class PeerCertificate(NamedTuple):
+    """The other end, as TLS has proven it. `name`: its principal, from its URI name or its subject."""
+
+    name: str
+    is_agent: bool
+
+
+class Access(Protocol):
+    """Of one agent."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody is asked for credentials; else each identity is OPEN and may do everything."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Another number once any verdict may have become another one: roles, tokens, principals, settings.
+        Verdicts remembered under an older version are void."""
+        ...
+
+    def identify(
+        self, authorization: str | None, certificate: PeerCertificate | None, now_ms: int
+    ) -> Identity:
+        """`authorization`: the header's value. `now_ms`: wall clock. Raises ShoalError `unauthenticated` for
+        credentials that are wrong, expired or revoked; without any the identity is ANONYMOUS."""
+        ...
+
+    def may(self, identity: Identity, wanted: Need, resource: str) -> bool:
+        """Whether its rules allow the action. `resource`: a topic's name, TOPIC/GROUP, or empty for the
+        cluster."""
+        ...
+
+
+class OpenAccess:
+    """Of an agent that asks nobody: on loopback, or where somebody said --insecure."""
+
+    is_on = False
+    version = 0
+
+    def identify(
+        self, authorization: str | None, certificate: PeerCertificate | None, now_ms: int
+    ) -> Identity:
+        return Identity(ANONYMOUS, Proof.OPEN)
+
+    def may(self, identity: Identity, wanted: Need, resource: str) -> bool:
+        return True
