@@ -32,6 +32,7 @@ from shoal.agent.settings import (
     setting,
     settings_of,
 )
+from shoal.agent.tls_settings import TlsSettings as TlsSettings
 
 DEFAULT_HTTP_PORT = 7070
 DEFAULT_GOSSIP_PORT = 7946
@@ -108,6 +109,7 @@ class AgentConfig:
     advertise: str | None = None
     http_port: int | None = None
     http: HttpSettings = field(default_factory=HttpSettings)
+    tls: TlsSettings = field(default_factory=TlsSettings)
     gossip_port: int | None = None
     cluster: str = setting(DEFAULT_CLUSTER, effect=Effect.FIRST_START)
     cluster_is_explicit: bool = derived(False)
@@ -161,6 +163,7 @@ class AgentConfig:
                 raise ConfigError(f"{name.removesuffix('_ms')} {value} {advice}")
         self._validate_addresses()
         self._validate_http()
+        self.tls.validate()
         self._validate_names()
         self._validate_key()
         self._validate_gossip()
@@ -312,6 +315,11 @@ class AgentConfig:
     def advertised_name(self) -> str | None:
         """The same where it is a name: its address is looked up."""
         return self.advertise if self.advertise is not None and is_host_name(self.advertise) else None
+
+    @property
+    def scheme(self) -> str:
+        """Of this agent's URL."""
+        return "https" if self.tls.is_on else "http"
 
     @property
     def is_loopback(self) -> bool:

@@ -83,6 +83,25 @@ SETTINGS: Mapping[str, Words] = {
     "cors_origins": Words(
         "Origins, such as `https://app.example.com`, whose web pages may use this agent.", "none"
     ),
+    "tls_cert": Words(
+        "PEM file with this agent's certificate and those between it and the authority. With it the HTTP port"
+        " speaks TLS alone.",
+        "none",
+    ),
+    "tls_key": Words("PEM file with the key of that certificate, without a passphrase.", "none"),
+    "tls_ca": Words(
+        "PEM file with the authorities that sign the certificates of agents and clients. All three files are"
+        " looked at every 10 s, and at SIGHUP.",
+        "none",
+    ),
+    "tls_clients": Words(
+        "Certificates of clients: `none` are identities, `optional`, or `required`. Agents always need one."
+    ),
+    "tls_minimum": Words("Oldest version of TLS: `1.3` or `1.2`."),
+    "tls_agent_name": Words(
+        "URI name of the certificates of agents, and of no others. `*` stands for any characters but `/`.",
+        "`shoal://CLUSTER/agent`",
+    ),
     "gossip_port": Words(
         "Gossip port, UDP and TCP. Same rule.", f"{DEFAULT_GOSSIP_PORT}, or the port of the last run"
     ),

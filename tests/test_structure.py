@@ -38,7 +38,7 @@ OWNERS = {
         "shoal/spark/write/writers.py",
     },
     "zeroconf": {"membership/net/mdns.py"},
-    "cryptography": {"membership/wire/sealing.py"},
+    "cryptography": {"membership/wire/sealing.py", "agent/tls/"},
     "typer": {"agent/cli/"},
     "rich": {"agent/cli/"},
     "aiohttp": {
@@ -96,6 +96,8 @@ PURE = (
     "agent/topics/kept.py",
     "agent/config.py",
     "agent/settings.py",
+    "agent/tls_settings.py",
+    "agent/tls/names.py",
     "agent/log_lines/cluster_news.py",
     "agent/log_lines/names.py",
     "agent/metrics/*.py",

@@ -57,6 +57,14 @@ def agent(
     cors_origins: Annotated[
         list[str] | None, option("ORIGIN", "A web page's origin that may use this agent; repeatable.")
     ] = None,
+    tls_cert: Annotated[
+        str | None, option("FILE", "This agent's certificate: HTTP and links speak TLS.")
+    ] = None,
+    tls_key: Annotated[str | None, option("FILE", "The key of that certificate.")] = None,
+    tls_ca: Annotated[str | None, option("FILE", "Authorities of agents' and clients' certificates.")] = None,
+    tls_clients: Annotated[
+        str | None, option("KIND", "Clients' certificates: none, optional or required; default optional.")
+    ] = None,
     gossip_port: Annotated[int | None, option("PORT", "Gossip; default 7946, or the next free port.")] = None,
     cluster: Annotated[
         str | None, option("NAME", "The cluster; a given name is searched by mDNS too.")

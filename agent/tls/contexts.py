@@ -1,0 +1,243 @@
+"""Contexts of TLS from three files, tried out against each other before anybody uses them.
+
+Law of this file: a context that leaves it works. Its certificate, key and authorities fit, are valid now, and
+make an agent of this cluster. A handshake of the agent with itself, in memory, has shown it. Checks of names
+stand in names.py.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import stat
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from shoal.agent.security.access import PeerCertificate
+from shoal.agent.tls.names import NameFault, NameRules, agent_uri
+from shoal.agent.tls_settings import TlsSettings
+
+FILE_BYTES_MAX: Final = 1 << 20  # a bundle of all public authorities has a quarter of it
+READABLE_BY_OTHERS: Final = stat.S_IROTH | stat.S_IWOTH
+HANDSHAKE_STEPS_MAX: Final = 16  # one with itself takes four
+REASONS: Final[Mapping[int, str]] = {
+    9: "is not valid yet",
+    10: "has expired",
+    18: "is signed by itself, not by an authority of tls_ca",
+    19: "is of another authority than those of tls_ca",
+    20: "is of another authority than those of tls_ca",
+    21: "is of another authority than those of tls_ca",
+    26: "has an extended key usage that is not for servers and clients both",
+}
+"""By OpenSSL's number of a fault in verification (x509_vfy.h)."""
+MINIMUM: Final = {"1.3": ssl.TLSVersion.TLSv1_3, "1.2": ssl.TLSVersion.TLSv1_2}
+
+
+class TlsError(Exception):
+    """Files that cannot be used. The text is one line: which, why, and the remedy; nothing of a key."""
+
+
+class NotAnAgent(ssl.SSLCertVerificationError):
+    """A certificate that verifies, and is not one of an agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Paths and contents, as they were read together."""
+
+    settings: TlsSettings
+    cert: bytes
+    key: bytes
+    ca: bytes
+
+    @classmethod
+    def read(cls, settings: TlsSettings) -> TlsFiles:
+        """Raises TlsError."""
+        assert settings.tls_cert is not None
+        assert settings.tls_key is not None
+        assert settings.tls_ca is not None
+        files = cls(
+            settings,
+            _read("tls_cert", settings.tls_cert, "-----BEGIN CERTIFICATE-----"),
+            _read("tls_key", settings.tls_key, "PRIVATE KEY-----", is_secret=True),
+            _read("tls_ca", settings.tls_ca, "-----BEGIN CERTIFICATE-----"),
+        )
+        if b"ENCRYPTED" in files.key:
+            raise TlsError(f"tls_key {settings.tls_key} has a passphrase: an agent needs a key without one")
+        return files
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """`server`: for clients and agents that connect. `agents`: for links and forwards to other agents, whose
+    handshake fails unless the other side is an agent. `expires`: unix time by setting, the earliest one of a
+    file."""
+
+    files: TlsFiles
+    rules: NameRules
+    server: ssl.SSLContext
+    agents: ssl.SSLContext
+    expires: Mapping[str, float]
+
+    def peer_of(self, connection: ssl.SSLObject) -> PeerCertificate | None:
+        """The other end of a connection to this agent; None without a certificate. Raises NameFault.
+        With tls_clients = none the certificates of clients are nobody's."""
+        certificate = certificate_of(connection)
+        if certificate is None:
+            return None
+        peer = self.rules.peer(certificate)
+        return peer if peer.is_agent or self.files.settings.tls_clients != "none" else None
+
+
+def rules_of(settings: TlsSettings, cluster: str) -> NameRules:
+    """Of the agents of this cluster."""
+    return NameRules(cluster, settings.tls_agent_name or agent_uri(cluster))
+
+
+def make_contexts(settings: TlsSettings, cluster: str) -> Contexts:
+    """Read the files, and try them out. Blocks for some milliseconds. Raises TlsError."""
+    files = TlsFiles.read(settings)
+    rules = rules_of(settings, cluster)
+    server = _context(files, ssl.PROTOCOL_TLS_SERVER)
+    server.verify_mode = ssl.CERT_REQUIRED if settings.tls_clients == "required" else ssl.CERT_OPTIONAL
+    # A resumed session would take the certificate of its first handshake, and nobody would look at its dates.
+    server.num_tickets = 0
+    server.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+    server.set_alpn_protocols(["http/1.1"])
+    agents = agents_context(files, rules)
+    authorities = server.get_ca_certs()
+    if not authorities:
+        raise TlsError(f"tls_ca {settings.tls_ca} has certificates, but none of an authority")
+    certificate = _try_out(files, server, agents, rules)
+    expires = {
+        "tls_cert": ssl.cert_time_to_seconds(str(certificate["notAfter"])),
+        "tls_ca": min(ssl.cert_time_to_seconds(str(one["notAfter"])) for one in authorities),
+    }
+    if TlsFiles.read(settings) != files:
+        raise TlsError("tls_cert, tls_key and tls_ca were changed while they were read")
+    return Contexts(files, rules, server, agents, expires)
+
+
+def agents_context(files: TlsFiles, rules: NameRules) -> ssl.SSLContext:
+    """For connections to other agents. Names of hosts do not matter: agents move, their name does not."""
+    context = _context(files, ssl.PROTOCOL_TLS_CLIENT)
+
+    class AgentObject(ssl.SSLObject):
+        """The client's side of a connection whose handshake fails unless the server is an agent."""
+
+        def do_handshake(self) -> None:
+            super().do_handshake()
+            try:
+                rules.check_agent(certificate_of(self))
+            except NameFault as fault:
+                raise NotAnAgent(f"the certificate of the other side {fault}") from fault
+
+    context.sslobject_class = AgentObject
+    return context
+
+
+def certificate_of(connection: ssl.SSLObject) -> Mapping[str, Any] | None:
+    """Of the other side, as verified. Raises NameFault: its names are no text."""
+    try:
+        return connection.getpeercert()
+    except ValueError:
+        raise NameFault("has names that cannot be read") from None
+
+
+def why_unverified(error: ssl.SSLCertVerificationError) -> str:
+    """The end of a sentence about a certificate."""
+    if isinstance(error, NotAnAgent):
+        return str(error.__cause__)
+    code = getattr(error, "verify_code", None)
+    return REASONS.get(code or 0, f"does not verify: {getattr(error, 'verify_message', None) or error}")
+
+
+def _read(setting: str, path: str, mark: str, *, is_secret: bool = False) -> bytes:
+    """A regular file, whole. A device or a pipe is not waited for."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                raise TlsError(f"{setting} {path} is not a file: give the path of a PEM file")
+            content = os.read(descriptor, FILE_BYTES_MAX + 1)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise TlsError(f"{setting} {path} cannot be read: {error.strerror or error}") from None
+    if is_secret and mode & READABLE_BY_OTHERS:
+        raise TlsError(f"{setting} {path} is open to every user of this host: `chmod 600 {path}`")
+    if not content:
+        raise TlsError(f"{setting} {path} is empty")
+    if len(content) > FILE_BYTES_MAX:
+        raise TlsError(f"{setting} {path} has over {FILE_BYTES_MAX} bytes: it is no PEM file")
+    if mark.encode() not in content:
+        raise TlsError(f"{setting} {path} has no {mark.strip('-').removeprefix('BEGIN ').lower()} in PEM")
+    return content
+
+
+def _context(files: TlsFiles, protocol: int) -> ssl.SSLContext:
+    settings = files.settings
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = MINIMUM[settings.tls_minimum]
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(cadata=files.ca.decode("ascii"))
+    except (ssl.SSLError, ValueError) as error:
+        raise TlsError(f"tls_ca {settings.tls_ca} cannot be read: {_reason(error)}") from None
+    both = f"tls_cert {settings.tls_cert} and tls_key {settings.tls_key}"
+    try:
+        context.load_cert_chain(str(settings.tls_cert), settings.tls_key, password=b"")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise TlsError(f"{both} do not belong together: the key is another certificate's") from None
+        raise TlsError(f"{both} cannot be used: {_reason(error)}") from None
+    except OSError as error:  # gone since it was read
+        raise TlsError(f"{both} cannot be read: {error.strerror or error}") from None
+    return context
+
+
+def _reason(error: Exception) -> str:
+    reason = getattr(error, "reason", None)
+    return reason.replace("_", " ").lower() if isinstance(reason, str) else "it is no PEM"
+
+
+def _try_out(
+    files: TlsFiles, server: ssl.SSLContext, agents: ssl.SSLContext, rules: NameRules
+) -> Mapping[str, Any]:
+    """The agent speaks to itself; its certificate as the other side sees it."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        agents.wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    try:
+        shake_hands(ends)
+        certificate = certificate_of(ends[1])
+        rules.check_agent(certificate)
+    except ssl.SSLCertVerificationError as error:
+        raise TlsError(f"tls_cert {files.settings.tls_cert} {why_unverified(error)}") from None
+    except NameFault as fault:
+        raise TlsError(f"tls_cert {files.settings.tls_cert} {fault}") from None
+    except ssl.SSLError as error:
+        raise TlsError(f"tls_cert {files.settings.tls_cert} cannot be used: {_reason(error)}") from None
+    assert certificate is not None
+    return certificate
+
+
+def shake_hands(ends: Sequence[ssl.SSLObject]) -> None:
+    """In memory, until both ends are done. Raises SSLError."""
+    waiting = deque(ends)
+    for _ in range(HANDSHAKE_STEPS_MAX):
+        try:
+            waiting[0].do_handshake()
+        except ssl.SSLWantReadError:
+            waiting.rotate()
+        else:
+            waiting.popleft()
+        if not waiting:
+            return
+    raise ssl.SSLError("a handshake with itself has no end")
