@@ -18,15 +18,16 @@ _TYPE_PREFIX: Final = "urn:shoal:problem:"
 
 
 ErrorCode: TypeAlias = Literal[
-    "bad-request", "ambiguous-body", "schema-mismatch", "illegal-name", "foreign-origin", "unknown-topic",
-    "unknown-partition", "unknown-group", "unknown-key", "unknown-member", "unknown-route",
-    "method-not-allowed", "not-acceptable", "topic-differs", "group-differs", "wrong-mode", "wrong-kind",
-    "no-groups-here", "too-many-groups", "consumer-in-use", "settings-changed", "not-enough-members",
-    "keys-differ", "unreachable", "not-failed", "recovery-refused", "level-too-low", "level-refused",
-    "producer-fenced", "sequence-gap", "sequence-differs", "trimmed", "precondition-failed", "too-large",
-    "unsupported-media-type", "beyond-end", "not-leader", "overloaded", "too-many-producers",
-    "too-many-consumers", "internal", "no-leader", "not-ready", "stopping", "damaged", "timeout",
-    "leadership-lost", "catalog-full", "disk-full",
+    "bad-request", "ambiguous-body", "schema-mismatch", "illegal-name", "unauthenticated",
+    "foreign-origin", "forbidden", "unknown-topic", "unknown-partition", "unknown-group", "unknown-key",
+    "unknown-member", "unknown-route", "method-not-allowed", "not-acceptable", "topic-differs",
+    "group-differs", "wrong-mode", "wrong-kind", "no-groups-here", "too-many-groups", "consumer-in-use",
+    "settings-changed", "not-enough-members", "keys-differ", "unreachable", "not-failed",
+    "recovery-refused", "level-too-low", "level-refused", "producer-fenced", "sequence-gap",
+    "sequence-differs", "trimmed", "precondition-failed", "too-large", "unsupported-media-type",
+    "beyond-end", "not-leader", "overloaded", "too-many-producers", "too-many-consumers", "internal",
+    "no-leader", "not-ready", "stopping", "damaged", "timeout", "leadership-lost", "catalog-full",
+    "disk-full",
 ]  # fmt: skip
 """The codes of ERRORS, for type checkers: a code that is not in the table does not pass them."""
 
@@ -50,7 +51,9 @@ _TABLE: Final = (
     ErrorRow("ambiguous-body", 400, "The body could mean two things", False, True),
     ErrorRow("schema-mismatch", 400, "The records do not fit the topic's schema", False, True),
     ErrorRow("illegal-name", 400, "The name is not allowed", False, True),
+    ErrorRow("unauthenticated", 401, "Credentials are missing, or are not accepted", False, True),
     ErrorRow("foreign-origin", 403, "Requests from this origin are refused", False, True),
+    ErrorRow("forbidden", 403, "The credentials do not allow this", False, True),
     ErrorRow("unknown-topic", 404, "There is no such topic", False, True),
     ErrorRow("unknown-partition", 404, "The topic has no such partition", False, True),
     ErrorRow("unknown-group", 404, "The topic has no such consumer group", False, True),

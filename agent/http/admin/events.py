@@ -9,7 +9,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from shoal.agent.events.feed import EventFeed, Listener, TooManyListenersError
-from shoal.agent.http.api import operations as api
+from shoal.agent.http.api import cluster_operations as api
 from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.event_stream import (

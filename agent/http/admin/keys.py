@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from shoal.agent.http.admin.topics import optional_object
-from shoal.agent.http.api import operations as api
+from shoal.agent.http.api import cluster_operations as api
 from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.dispatch import Handler, Route
 from shoal.agent.http.core.problems import json_response

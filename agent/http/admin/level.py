@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from shoal.agent.http.admin.topics import exchange, optional_object
-from shoal.agent.http.api import operations as api
+from shoal.agent.http.api import cluster_operations as api
 from shoal.agent.http.core.context import Call, Deadline
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.leader import at_leader, catalog_of

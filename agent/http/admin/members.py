@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from shoal.agent.http.admin.topics import optional_object
-from shoal.agent.http.api import operations as api
+from shoal.agent.http.api import cluster_operations as api
+from shoal.agent.http.api.operations import VERSION_CHARACTERS_MAX
 from shoal.agent.http.core.context import Call, partition_number
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.parameters import choice, invalid
@@ -67,7 +68,7 @@ async def partition_routes(call: Call) -> web.Response:
 
 async def _wait(call: Call, ask: Callable[[str | None, int], Awaitable[Document]]) -> Document:
     after_version = call.query.get("after_version")
-    if after_version is not None and len(after_version) > api.VERSION_CHARACTERS_MAX:
+    if after_version is not None and len(after_version) > VERSION_CHARACTERS_MAX:
         raise invalid("after_version", after_version, "a version from an earlier answer is wanted")
     wait_ms = call.wait_ms()
     return await call.context.waits.run(call.request, ask(after_version, wait_ms))

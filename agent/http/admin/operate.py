@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from shoal.agent.http.api import operations as api
+from shoal.agent.http.api import cluster_operations as api
+from shoal.agent.http.api.operations import LIST_TOPICS, PAGE
 from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.parameters import boolean
@@ -16,7 +17,7 @@ from shoal.errors import JSON, ShoalError
 
 async def index(call: Call) -> web.Response:
     """Where to find what."""
-    if api.PAGE in call.headers.get("Accept", ""):
+    if PAGE in call.headers.get("Accept", ""):
         return web.Response(status=303, headers={"Location": api.DOCS.path})
     agent = call.context.broker.agent_document()
     return json_response(
@@ -26,7 +27,7 @@ async def index(call: Call) -> web.Response:
             "version": agent["version"],
             "docs": api.DOCS.path,
             "openapi": api.OPENAPI.path,
-            "topics": api.LIST_TOPICS.path,
+            "topics": LIST_TOPICS.path,
             "members": api.MEMBERS.path,
         }
     )

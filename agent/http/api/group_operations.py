@@ -6,6 +6,7 @@ import dataclasses
 
 from shoal.agent.http.api.group_schemas import reference
 from shoal.agent.http.api.media import ARROW_TYPE, JSON_TYPE
+from shoal.agent.http.api.needs import GROUP_CONSUME, GROUP_MAKE, GROUP_MANAGE, TOPIC_DESCRIBE
 from shoal.agent.http.api.operation import Answer, Body, Operation, Parameter
 from shoal.agent.http.api.operations import FORWARD, TIMEOUT, VERSION_CHARACTERS_MAX
 from shoal.agent.http.api.operations import WAIT as FOR_SO_LONG
@@ -30,7 +31,12 @@ def _body(name: str, example: str, *, required: bool = True) -> Body:
 
 
 LIST_GROUPS = Operation(
-    "listGroups", f"GET {_GROUPS}", "The consumer groups of a topic.", _ok("GroupList", "By name."), _CHANGES
+    "listGroups",
+    f"GET {_GROUPS}",
+    "The consumer groups of a topic.",
+    _ok("GroupList", "By name."),
+    _CHANGES,
+    needs=TOPIC_DESCRIBE,
 )
 CREATE_GROUP = Operation(
     "createGroup",
@@ -42,9 +48,15 @@ CREATE_GROUP = Operation(
     },
     _CHANGES,
     body=_body("GroupSettings", '{"mode": "shared", "visibility": "1m", "max_attempts": 10}', required=False),
+    needs=GROUP_MAKE,
 )
 DESCRIBE_GROUP = Operation(
-    "describeGroup", f"GET {_GROUP}", "Settings, and each partition's numbers.", _ok("Group"), _CHANGES
+    "describeGroup",
+    f"GET {_GROUP}",
+    "Settings, and each partition's numbers.",
+    _ok("Group"),
+    _CHANGES,
+    needs=TOPIC_DESCRIBE,
 )
 CHANGE_GROUP = Operation(
     "changeGroup",
@@ -60,6 +72,7 @@ CHANGE_GROUP = Operation(
         *_CHANGES,
     ),
     body=_body("GroupChanges", '{"paused": true}'),
+    needs=GROUP_MANAGE,
 )
 DELETE_GROUP = Operation(
     "deleteGroup",
@@ -67,6 +80,7 @@ DELETE_GROUP = Operation(
     "Delete a group; the topic of its dead letters stays.",
     {204: Answer("Gone, durably.")},
     _CHANGES,
+    needs=GROUP_MANAGE,
 )
 RECEIVE = Operation(
     "receive",
@@ -81,6 +95,7 @@ RECEIVE = Operation(
     },
     _CHANGES,
     body=_body("Receive", '{"limit": 10, "wait": "20s", "consumer": "worker-1"}', required=False),
+    needs=GROUP_CONSUME,
 )
 RECEIVE_FROM_PARTITION = dataclasses.replace(
     RECEIVE,
@@ -107,6 +122,7 @@ ACTS = {
         _ok("Outcomes", "What became of each receipt, durably."),
         _CHANGES,
         body=_body(schema, example if example != "{}" else '{"receipts": ["g1..."]}'),
+        needs=GROUP_CONSUME,
     )
     for verb, (summary, schema, example) in _WORDS.items()
 }
@@ -125,6 +141,7 @@ AWAIT_MESSAGES = Operation(
     _ok("GroupPromise", "A promise; empty for none."),
     (FOR_SO_LONG, *_CHANGES),
     body=_body("GroupWait", '{"partitions": [0, 3], "consumer": "worker-1"}'),
+    needs=GROUP_CONSUME,
 )
 BEGIN = Operation(
     "beginGroup",
@@ -132,6 +149,7 @@ BEGIN = Operation(
     "Between agents: the group begins in the partitions that this agent leads.",
     _ok("GroupBegun", "Where it has begun."),
     _CHANGES,
+    needs=GROUP_MAKE,
 )
 SEEK = Operation(
     "seekGroup",
@@ -140,6 +158,7 @@ SEEK = Operation(
     _ok("Sought", "Where it goes on."),
     _CHANGES,
     body=_body("SeekGroup", '{"to": "@2026-01-01T00:00:00Z"}'),
+    needs=GROUP_MANAGE,
 )
 SEEK_PARTITION = Operation(
     "seekGroupInPartition",
@@ -148,6 +167,7 @@ SEEK_PARTITION = Operation(
     _ok("SoughtPartition", "Where it goes on."),
     _CHANGES,
     body=_body("SeekPartition", '{"to": 17}'),
+    needs=GROUP_MANAGE,
 )
 DECIDE = Operation(
     "decideStopped",
@@ -156,6 +176,7 @@ DECIDE = Operation(
     _ok("Decided", "Whether it was stopped."),
     _CHANGES,
     body=_body("DecideStopped", '{"partition": 0, "offset": 17, "action": "retry"}'),
+    needs=GROUP_MANAGE,
 )
 REDRIVE = Operation(
     "redriveGroup",
@@ -164,6 +185,7 @@ REDRIVE = Operation(
     _ok("Redriven", "How many came again, `copied` of them as new records; `kept` stay dead letters."),
     _CHANGES,
     body=_body("RedriveGroup", '{"limit": 100}', required=False),
+    needs=GROUP_MANAGE,
 )
 REDRIVE_PARTITION = Operation(
     "redriveGroupInPartition",
@@ -172,6 +194,7 @@ REDRIVE_PARTITION = Operation(
     _ok("Redriven", "How many came again."),
     _CHANGES,
     body=_body("RedriveGroup", '{"limit": 100}', required=False),
+    needs=GROUP_MANAGE,
 )
 PRESENCE = Operation(
     "consumerPresent",
@@ -180,6 +203,7 @@ PRESENCE = Operation(
     _ok("Assigned", "Which partitions should be its own."),
     _CHANGES,
     body=_body("Presence", '{"instance": "host-1/4711"}', required=False),
+    needs=GROUP_CONSUME,
 )
 LEAVE_GROUP = Operation(
     "consumerLeaves",
@@ -188,4 +212,5 @@ LEAVE_GROUP = Operation(
     _ok("Assigned"),
     _CHANGES,
     body=_body("Presence", '{"instance": "host-1/4711"}', required=False),
+    needs=GROUP_CONSUME,
 )

@@ -10,11 +10,21 @@ import dataclasses
 
 from shoal.agent.http.api import patterns, schemas
 from shoal.agent.http.api.media import ARROW_TYPE, EVENT_STREAM, JSON_TYPE, NDJSON_TYPE
+from shoal.agent.http.api.needs import (
+    CLUSTER_OPERATE,
+    TOPIC_ALTER,
+    TOPIC_CREATE,
+    TOPIC_DELETE,
+    TOPIC_DESCRIBE,
+    TOPIC_OFFSETS,
+    TOPIC_READ,
+    TOPIC_WRITE,
+    OtherNeed,
+)
 from shoal.agent.http.api.operation import Answer, Body, Operation, Parameter, Schema
 from shoal.agent.http.api.schemas import (
     BYTES,
     OFFSET,
-    PARTITION_NUMBER,
     PAUSE,
     SWITCH,
     TEXT,
@@ -22,7 +32,6 @@ from shoal.agent.http.api.schemas import (
     one_of,
     reference,
 )
-from shoal.membership.interface import KeyChange
 
 ANY = "application/octet-stream"
 PLAIN = "text/plain"
@@ -113,7 +122,8 @@ _PRODUCED = {
 }
 
 
-def _ok(name: str, description: str = "Done.", headers: tuple[str, ...] = ()) -> dict[int, Answer]:
+def ok(name: str, description: str = "Done.", headers: tuple[str, ...] = ()) -> dict[int, Answer]:
+    """The answers of an operation that has but one."""
     return {200: Answer(description, {JSON_TYPE: reference(name)}, headers)}
 
 
@@ -123,11 +133,12 @@ LIST_TOPICS = Operation(
     "listTopics",
     "GET /v1/topics",
     "All topics by name.",
-    _ok("TopicList", "A page."),
+    ok("TopicList", "A page."),
     (
         Parameter("cursor", "`next_cursor` of the page before.", TEXT),
         Parameter("limit", "Topics of a page.", {"type": "integer", "minimum": 1, "maximum": 10_000}),
     ),
+    needs=OtherNeed.CREDENTIALS,
 )
 CREATE_TOPIC = Operation(
     "createTopic",
@@ -150,24 +161,27 @@ CREATE_TOPIC = Operation(
             {"type": "string", "pattern": patterns.IDEMPOTENCY_KEY},
         ),
     ),
+    needs=TOPIC_CREATE,
 )
 DESCRIBE_TOPIC = Operation(
     "describeTopic",
     "GET /v1/topics/{topic}",
     "Settings, partitions, replicas, offsets.",
-    _ok("Topic", "The topic."),
+    ok("Topic", "The topic."),
+    needs=TOPIC_DESCRIBE,
 )
 TOPIC_SETTINGS = Operation(
     "readSettings",
     "GET /v1/topics/{topic}/settings",
     "Each setting with its default, and whether it can be changed.",
-    _ok("SettingTable", "The settings."),
+    ok("SettingTable", "The settings."),
+    needs=TOPIC_DESCRIBE,
 )
 CHANGE_TOPIC = Operation(
     "changeTopic",
     "PATCH /v1/topics/{topic}",
     "Change replication factor, retention and segments; the rest stays.",
-    _ok("Topic", "The topic as it is now."),
+    ok("Topic", "The topic as it is now."),
     (
         Parameter(
             "if_version",
@@ -179,6 +193,7 @@ CHANGE_TOPIC = Operation(
     body=Body(
         {JSON_TYPE: reference("TopicChanges")}, example='{"retention": {"age": "7d", "bytes": 1073741824}}'
     ),
+    needs=TOPIC_ALTER,
 )
 DELETE_TOPIC = Operation(
     "deleteTopic",
@@ -186,12 +201,14 @@ DELETE_TOPIC = Operation(
     "Delete a topic and its records.",
     {204: Answer("Gone, durably.")},
     _CHANGES,
+    needs=TOPIC_DELETE,
 )
 KEPT_TOPICS = Operation(
     "listKeptTopics",
     "GET /v1/kept-topics",
     "Topics that the catalog does not know, and whose replicas live agents keep.",
-    _ok("KeptTopics", "By name."),
+    ok("KeptTopics", "By name."),
+    needs=CLUSTER_OPERATE,
 )
 ADOPT_TOPIC = Operation(
     "adoptTopic",
@@ -200,26 +217,29 @@ ADOPT_TOPIC = Operation(
     {201: Answer("It is known again.", {JSON_TYPE: reference("Topic")})},
     _CHANGES,
     body=Body({JSON_TYPE: reference("Adopt")}, required=False, example='{"name": "orders"}'),
+    needs=CLUSTER_OPERATE,
 )
 OFFSETS = Operation(
     "readOffsets",
     "GET /v1/topics/{topic}/offsets",
     "The ends of all partitions' logs, perhaps once one has grown.",
-    _ok("Offsets", "By partition."),
+    ok("Offsets", "By partition."),
     (
         Parameter("at", "Also the offset of the first record of that time or later.", _TIME),
         Parameter("after", f"With `wait`: answer once a high watermark is greater. {_PLACE_FORM}", _PLACES),
         WAIT,
         *_CHANGES,
     ),
+    needs=TOPIC_OFFSETS,
 )
 TRIM = Operation(
     "trimPartition",
     "POST /v1/topics/{topic}/partitions/{partition}/trim",
     "Remove the log's head before an offset, in whole segments.",
-    _ok("Trimmed", "Where the log begins now."),
+    ok("Trimmed", "Where the log begins now."),
     _CHANGES,
     body=Body({JSON_TYPE: reference("Trim")}, example='{"before": 5000}'),
+    needs=TOPIC_DELETE,
 )
 
 # ---- records
@@ -232,6 +252,7 @@ PRODUCE = Operation(
     _PRODUCE,
     PRODUCER,
     _RECORDS_BODY,
+    needs=TOPIC_WRITE,
 )
 PRODUCE_TO_PARTITION = dataclasses.replace(
     PRODUCE,
@@ -265,6 +286,7 @@ READ_MERGED = Operation(
         *_CHANGES,
     ),
     (LAST_EVENT_ID,),
+    needs=TOPIC_READ,
 )
 READ_PARTITION = Operation(
     "readPartition",
@@ -302,151 +324,5 @@ READ_PARTITION = Operation(
             "Shoal-High-Watermark", "With consistency=local: wait for a replica that knows so much.", OFFSET
         ),
     ),
-)
-
-# ---- members and routes
-
-MEMBERS = Operation(
-    "listMembers",
-    "GET /v1/members",
-    "Who is in the cluster, and what each holds.",
-    _ok("Members", "The members.", ("Shoal-Version",)),
-    (
-        AFTER_VERSION,
-        WAIT,
-        Parameter("status", "Only these.", schemas.SCHEMAS["Member"]["properties"]["status"]),
-        Parameter("tag", "Only those with the tag KEY=VALUE.", {"type": "string", "pattern": "^[^=]+=.*$"}),
-    ),
-)
-MEMBER = Operation(
-    "readMember",
-    "GET /v1/members/{member}",
-    "One member, by name or id.",
-    _ok("Member", "The member.", ("Shoal-Version",)),
-)
-FORCE_LEAVE = Operation(
-    "forceLeave",
-    "POST /v1/members/{member}/force-leave",
-    "Take a failed member for one that left.",
-    _ok("MemberName"),
-)
-ROUTES = Operation(
-    "readRoutes",
-    "GET /v1/routes",
-    "Who leads and who holds each partition.",
-    _ok("Routes", "By topic.", ("Shoal-Version",)),
-    (AFTER_VERSION, WAIT, Parameter("topic", "Only this one.", schemas.NAME)),
-)
-EVENT_FEED = Operation(
-    "followEvents",
-    "GET /v1/events",
-    "What happens to members, leaders, replicas and consumer groups, as it happens.",
-    {200: Answer("Server-sent events, without end.", {EVENT_STREAM: BYTES})},
-    headers=(LAST_EVENT_ID,),
-)
-AGENT = Operation("readAgent", "GET /v1/agent", "What this agent is.", _ok("Agent", "This agent."))
-JOIN = Operation(
-    "join",
-    "POST /v1/agent/join",
-    "Contact other agents by gossip address.",
-    _ok("Joined"),
-    body=Body({JSON_TYPE: reference("Join")}, example='{"addresses": ["10.0.0.5:7946"]}'),
-)
-LEAVE = Operation(
-    "leave", "POST /v1/agent/leave", "Leave the cluster as SIGTERM does.", _ok("Leaving", "It has begun.")
-)
-DRAIN_STATUS = Operation(
-    "readDrain", "GET /v1/agent/drain", "How far this agent's draining is.", _ok("Drain")
-)
-DRAIN = Operation(
-    "drain", "POST /v1/agent/drain", "Give replicas and leaderships away.", _ok("Drain", "It has begun.")
-)
-UNDO_DRAIN = Operation("undoDrain", "DELETE /v1/agent/drain", "Take replicas again.", _ok("Drain"))
-RECOVER_PREVIEW = Operation(
-    "previewRecovery",
-    "GET /v1/agent/recover",
-    "What recovering a lost majority here would do.",
-    _ok("Recovery"),
-    (
-        Parameter("topic", "The topic.", schemas.NAME, required=True),
-        Parameter("partition", "Its partition.", PARTITION_NUMBER, required=True),
-    ),
-)
-RECOVER = Operation(
-    "recover",
-    "POST /v1/agent/recover",
-    "This agent's replica goes on alone; what only others had is lost.",
-    _ok("Recovery"),
-    body=Body(
-        {JSON_TYPE: reference("Recover")},
-        example='{"topic": "orders", "partition": 0, "accept_data_loss": true}',
-    ),
-)
-LEVEL = Operation(
-    "readLevel",
-    "GET /v1/cluster/level",
-    "The cluster's feature level, and who understands which.",
-    _ok("Level"),
-)
-RAISE_LEVEL = Operation(
-    "raiseLevel",
-    "POST /v1/cluster/level",
-    "Raise it: to the highest level that every member understands, or to the one given.",
-    _ok("Level", "The level afterwards."),
-    _CHANGES,
-    body=Body({JSON_TYPE: reference("RaiseLevel")}, required=False, example='{"level": 2}'),
-)
-PEER = Operation(
-    "peer",
-    "GET /v1/peer",
-    "The link between agents (Upgrade: shoal-peer/1); not for clients.",
-    {101: Answer("The connection is the link's.")},
-)
-
-# ---- keys and operation
-
-KEYS = Operation("listKeys", "GET /v1/keys", "Which gossip key is held and used by how many.", _ok("Keys"))
-CHANGE_KEYS = {
-    change: Operation(
-        f"{change.value}Key",
-        f"POST /v1/keys/{change.value}",
-        f"Have every member {change.value} a gossip key.",
-        _ok("Keys", "The keys afterwards."),
-        body=Body({JSON_TYPE: reference("NewKey" if change is KeyChange.INSTALL else "KeyChange")}),
-    )
-    for change in KeyChange
-}
-LIVEZ = Operation("livez", "GET /livez", "Whether the process answers.", _ok("Alive"))
-READYZ = Operation(
-    "readyz",
-    "GET /readyz",
-    "Whether this agent can serve.",
-    _ok("Ready"),
-    (Parameter("verbose", "List the checks.", SWITCH),),
-)
-METRICS_TEXT = Operation(
-    "metrics",
-    "GET /metrics",
-    "Metrics for Prometheus.",
-    {200: Answer("Its text format.", {PLAIN: TEXT})},
-    (Parameter("partitions", "Also the series of each replica here.", SWITCH),),
-)
-INDEX = Operation(
-    "index",
-    "GET /",
-    "Where to find what; browsers are shown /docs.",
-    {**_ok("Index", "Who answers, and where what is."), 303: Answer("To a browser: /docs.")},
-)
-INDEX_OF_API = Operation("indexOfApi", "GET /v1", "The same.", INDEX.answers)
-OPENAPI = Operation(
-    "openapi",
-    "GET /openapi.json",
-    "This description (OpenAPI 3.1).",
-    {200: Answer("The description.", {JSON_TYPE: {"type": "object"}})},
-)
-DOCS = Operation(
-    "docs",
-    "GET /docs",
-    "This description as a page for people.",
-    {200: Answer("The page.", {PAGE: TEXT})},
+    needs=TOPIC_READ,
 )

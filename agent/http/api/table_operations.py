@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from shoal.agent.http.api import patterns
 from shoal.agent.http.api.media import ARROW_TYPE, EVENT_STREAM, JSON_TYPE, NDJSON_TYPE
+from shoal.agent.http.api.needs import TOPIC_READ, TOPIC_WRITE
 from shoal.agent.http.api.operation import Answer, Body, Operation, Parameter, Schema
 from shoal.agent.http.api.operations import (
     ANY,
@@ -72,6 +73,7 @@ READ_ROW = Operation(
     {200: Answer("The row.", _ROW_CONTENT, ROW_HEADERS), 304: _UNCHANGED},
     _READS,
     (Parameter("If-None-Match", "ETags that the client has: 304 if the row has one.", TEXT),),
+    needs=TOPIC_READ,
 )
 PUT_ROW = Operation(
     "putRow",
@@ -81,6 +83,7 @@ PUT_ROW = Operation(
     _CHANGES,
     (*_CONDITIONS, *PRODUCER),
     _VALUE_BODY,
+    needs=TOPIC_WRITE,
 )
 DELETE_ROW = Operation(
     "deleteRow",
@@ -89,6 +92,7 @@ DELETE_ROW = Operation(
     {200: Answer("Gone.", {JSON_TYPE: reference("Appended")}, ("ETag",))},
     _CHANGES,
     (_CONDITIONS[0], *PRODUCER),
+    needs=TOPIC_WRITE,
 )
 SCAN_TABLE = Operation(
     "scanTable",
@@ -130,6 +134,7 @@ SCAN_TABLE = Operation(
         *_READS,
     ),
     (LAST_EVENT_ID, *READ_ROW.headers),
+    needs=TOPIC_READ,
 )
 PUT_ROW_BY_BYTES = Operation(
     "putRowByBytes",
@@ -139,6 +144,7 @@ PUT_ROW_BY_BYTES = Operation(
     (_NEEDED_KEY, *_CHANGES),
     PUT_ROW.headers,
     _VALUE_BODY,
+    needs=TOPIC_WRITE,
 )
 DELETE_ROW_BY_BYTES = Operation(
     "deleteRowByBytes",
@@ -147,4 +153,5 @@ DELETE_ROW_BY_BYTES = Operation(
     DELETE_ROW.answers,
     (_NEEDED_KEY, *_CHANGES),
     DELETE_ROW.headers,
+    needs=TOPIC_WRITE,
 )

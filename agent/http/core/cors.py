@@ -17,15 +17,15 @@ from shoal.errors import ShoalError
 PREFLIGHT_SECONDS: Final = 600
 """How long a browser asks no more: a route's methods never change while an agent runs."""
 REQUEST_HEADERS: Final = (
-    "Accept, Content-Type, Idempotency-Key, If-Match, If-None-Match, Last-Event-ID, Shoal-Cursor,"
-    " Shoal-Producer-Epoch, Shoal-Producer-Id, Shoal-Producer-Order, Shoal-Producer-Sequence"
+    "Accept, Authorization, Content-Type, Idempotency-Key, If-Match, If-None-Match, Last-Event-ID,"
+    " Shoal-Cursor, Shoal-Producer-Epoch, Shoal-Producer-Id, Shoal-Producer-Order, Shoal-Producer-Sequence"
 )
 """What a page may send beside what browsers let any page send."""
 EXPOSED_HEADERS: Final = (
     "Allow, ETag, Location, Retry-After, Shoal-Ack-Failed, Shoal-Acked, Shoal-As-Of, Shoal-Base-Offset,"
     " Shoal-Created, Shoal-Cursor, Shoal-Delivered-At, Shoal-Delivery, Shoal-High-Watermark, Shoal-Is-Last,"
     " Shoal-Key-Routed, Shoal-Log-Start-Offset, Shoal-Next-Offset, Shoal-Partition, Shoal-Ranges, "
-    "Shoal-Reason, Shoal-Receipt, Shoal-Timestamp, Shoal-Version"
+    "Shoal-Reason, Shoal-Receipt, Shoal-Timestamp, Shoal-Version, WWW-Authenticate"
 )
 """What a page may read of an answer's head."""
 ORIGIN: Final = web.RequestKey("origin", str)

@@ -15,6 +15,9 @@ SERVER = "Shoal"  # of every answer; versions are told by /v1/agent
 # What to wait before a retry that may help; leaders move in about a second.
 RETRY_AFTER_SECONDS = "1"
 
+CHALLENGE = 'Bearer realm="shoal"'
+"""Of every 401: the scheme of credentials that an agent takes (RFC 6750)."""
+
 
 def problem_response(error: ShoalError, *, close: bool = False) -> web.Response:
     """The answer for an error, with the headers that belong to its status."""
@@ -26,6 +29,8 @@ def problem_response(error: ShoalError, *, close: bool = False) -> web.Response:
     )
     if error.status in (429, 503) and error.code != "stopping":  # another agent serves at once
         response.headers["Retry-After"] = RETRY_AFTER_SECONDS
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = CHALLENGE
     if error.status == 405:
         response.headers["Allow"] = str(error.extra.get("allow", ""))
     if close:

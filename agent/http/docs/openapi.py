@@ -11,10 +11,12 @@ from typing import Any
 
 from aiohttp import web
 
-from shoal.agent.http.api import operations as api
+from shoal.agent.http.api import cluster_operations as api
 from shoal.agent.http.api.group_schemas import GROUP_NAME, LABEL
 from shoal.agent.http.api.media import JSON_TYPE
-from shoal.agent.http.api.operation import Answer, Operation, Parameter, Schema, is_variable
+from shoal.agent.http.api.needs import told
+from shoal.agent.http.api.operation import Answer, Operation, Parameter, Schema
+from shoal.agent.http.api.operations import PAGE
 from shoal.agent.http.api.schemas import NAME, PARTITION_NUMBER, SCHEMAS, TEXT, USER_NAME
 from shoal.agent.http.api.table_operations import KEY
 from shoal.agent.http.core.context import Call
@@ -25,6 +27,8 @@ from shoal.errors import PROBLEM_MEDIA_TYPE
 
 OPENAPI_VERSION = "3.1.0"
 API_VERSION = "1"
+NEEDS = "x-shoal-needs"
+"""Of an operation: the permission that an asker needs where authentication is on; empty for none."""
 _PROBLEM = "problem"
 _KEPT = "max-age=3600"  # it changes with the agent's version only
 _INTRODUCTION = (
@@ -68,7 +72,7 @@ class Description:
         """The same for a person."""
         return web.Response(
             body=self._page,
-            content_type=api.PAGE,
+            content_type=PAGE,
             charset="utf-8",
             headers={"Cache-Control": _KEPT, "Content-Security-Policy": SECURITY_POLICY},
         )
@@ -102,11 +106,11 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "operationId": operation.name,
         "tags": [group_of(operation)],
         "summary": operation.summary,
+        NEEDS: told(operation.needs),
         "responses": answers | {"default": {"$ref": f"#/components/responses/{_PROBLEM}"}},
     }
-    variables = [segment[1:-1] for segment in operation.path.split("/") if is_variable(segment)]
     parameters = []
-    for name in variables:
+    for name in operation.variables:
         description, schema = _VARIABLES[name]
         if name == "topic" and operation.method != "GET":  # nobody changes what is the system's
             schema = USER_NAME

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 
+from shoal.agent.http.api.needs import told
 from shoal.agent.http.api.operation import Answer, Body, Operation, Parameter, Schema, is_variable
 from shoal.agent.http.api.schemas import SCHEMAS
 from shoal.errors import ERRORS
@@ -90,11 +91,12 @@ def _text(text: str) -> str:
 
 
 def _operation(operation: Operation) -> str:
-    path = escape(operation.path)
+    path, needs = escape(operation.path), told(operation.needs)
     shown = f'<a href="{path}">{path}</a>' if _can_be_followed(operation) else path
     parts = [
         f'<h3 id="{escape(operation.name)}"><code>{operation.method} {shown}</code></h3>',
         f"<p>{_text(operation.summary)}</p>",
+        f"<p>Needs: {_text(f'`{needs}`' if needs else 'nothing')}</p>",
     ]
     inputs = [("query", item) for item in operation.parameters]
     inputs += [("header", item) for item in operation.headers]

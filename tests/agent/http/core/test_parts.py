@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.http.admission.origin import REMEMBERED_HOSTS_MAX, HostPolicy, host_name
+from shoal.agent.http.api.needs import OtherNeed
 from shoal.agent.http.api.operation import Operation
 from shoal.agent.http.core.body import media_type
 from shoal.agent.http.core.context import Call
@@ -36,7 +37,7 @@ async def handler(call: Call) -> aiohttp.web.Response:
 
 def operation(method: str, path: str) -> Operation:
     """One that takes nothing."""
-    return Operation("name", f"{method} {path}", "", {})
+    return Operation("name", f"{method} {path}", "", {}, needs=OtherNeed.NOTHING)
 
 
 TABLE = RouteTable(

@@ -8,8 +8,9 @@ from html.parser import HTMLParser
 from http_fixtures import one_agent
 from json_schema import faults
 
-from shoal.agent.http.api import operations as api
+from shoal.agent.http.api import cluster_operations, operations
 from shoal.agent.http.api.media import JSON_TYPE
+from shoal.agent.http.api.needs import OtherNeed
 from shoal.agent.http.api.operation import Answer, Operation, Parameter
 from shoal.agent.http.docs.page import docs_page
 from shoal.errors import ERRORS
@@ -84,7 +85,7 @@ async def test_the_page_shows_what_a_body_may_have_and_an_example_of_it() -> Non
         assert name in page.text
     bodies = {
         operation.name: operation.body
-        for operation in vars(api).values()
+        for operation in (vars(operations) | vars(cluster_operations)).values()
         if isinstance(operation, Operation) and operation.body is not None
     }
     assert len(bodies) >= 8
@@ -99,7 +100,9 @@ async def test_the_page_shows_what_a_body_may_have_and_an_example_of_it() -> Non
 def test_what_is_described_is_never_markup() -> None:
     """Names and sentences are text; what stands in backquotes is code."""
     odd = Parameter("a<b", "See `x<y` & <script>.", {"enum": ["<one>"]})
-    operation = Operation("odd", "GET /odd", "A < b.", {200: Answer("Done <b>.")}, (odd,))
+    operation = Operation(
+        "odd", "GET /odd", "A < b.", {200: Answer("Done <b>.")}, (odd,), needs=OtherNeed.NOTHING
+    )
     text = docs_page([operation], "Hello <i>.")
     page = Page(text)
     assert page.loads == []
