@@ -51,6 +51,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 def read_nothing() -> None:
     assert list(readers._read(InputPartition(None))) == []
+    assert list(readers._read(None)) == []  # type: ignore[arg-type] -- Spark 4.0's
     Writer().write(iter(()))
 
 

@@ -48,9 +48,11 @@ def _tasks(planned: Iterable[tuple[Scan, ...]]) -> list[datasource.InputPartitio
     return [ShoalPartition(scans) for scans in planned]
 
 
-def _require_sparks_own(partition: datasource.InputPartition) -> None:
-    """Raises SourceError for a partition that only looks like another one's: its records would be missing."""
-    if type(partition) is not datasource.InputPartition or partition.value is not None:
+def _require_sparks_own(partition: datasource.InputPartition | None) -> None:
+    """Raises SourceError for a partition that is not Spark's own for nothing (None in 4.0): its records would
+    be missing."""
+    is_nothing = type(partition) is datasource.InputPartition and partition.value is None
+    if partition is not None and not is_nothing:
         raise SourceError(
             f"a task of another Shoal came here ({type(partition).__qualname__}): call register(spark) again"
         )
