@@ -192,6 +192,18 @@ ADDITIONS: tuple[Addition, ...] = (
         AdditionKind.TOPIC_SETTING,
         {"kind.table": "is `table`: the newest record of each key is a row"},
     ),
+    *_additions(
+        6,
+        AdditionKind.CATALOG_COMMAND,
+        {
+            "principal-put": "gives a principal roles and rules, if its version is as expected",
+            "principal-delete": "ends a principal, with its tokens",
+            "role-put": "gives a role rules, if its version is as expected",
+            "role-delete": "ends a role that no principal has",
+            "token-make": "makes a token of a principal, of which it has the hash",
+            "token-revoke": "ends a token",
+        },
+    ),
 )
 
 

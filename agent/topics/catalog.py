@@ -21,6 +21,18 @@ from typing import Literal, NamedTuple
 
 from shoal.agent.durable.catalog_version import CatalogVersion
 from shoal.agent.levels import FIRST_LEVEL, Level
+from shoal.agent.security.documents import state_document, state_from
+from shoal.agent.security.principals import (
+    DeletePrincipal,
+    DeleteRole,
+    MakeToken,
+    PutPrincipal,
+    PutRole,
+    RevokeToken,
+    Security,
+    SecurityCommand,
+    SecurityOutcome,
+)
 from shoal.agent.topics.entries import (
     CatalogError,
     PartitionBirth,
@@ -47,7 +59,8 @@ from shoal.agent.topics.groups_catalog import (
 from shoal.agent.topics.settings import TopicSettings, altered, with_changes
 
 MAX_STATE_BYTES = 16 << 20
-"""A catalog stays below: it is one file of every agent, written anew with every change."""
+"""Topics stay below: a catalog is one file of every agent, written anew with every change. Principals and
+roles have room of their own beside it (MAX_SECURITY_COST), so that neither crowds the other out."""
 MAX_COST = MAX_STATE_BYTES * 3 // 4
 """No topic is made beyond: deletions, changes and their outcomes always find room."""
 MAX_READ_BYTES = 1 << 30
@@ -167,6 +180,7 @@ Command = (
     | CreateGroup
     | ChangeGroup
     | DeleteGroup
+    | SecurityCommand
 )
 TopicOutcome = Literal[
     "done",
@@ -182,7 +196,7 @@ TopicOutcome = Literal[
     "too-late",
     "no-groups-here",
 ]
-Outcome = TopicOutcome | GroupOutcome
+Outcome = TopicOutcome | GroupOutcome | SecurityOutcome
 
 
 @dataclass(slots=True)
@@ -198,6 +212,7 @@ class Catalog:
     cost: int = 0
     """Of all topics and tombstones."""
     level: Level = FIRST_LEVEL
+    security: Security = field(default_factory=Security)
 
     def __repr__(self) -> str:
         names = ",".join(sorted(self.topics))
@@ -250,6 +265,8 @@ class Catalog:
                 return self._raise_level(level)
             case CreateGroup() | ChangeGroup() | DeleteGroup():
                 return self._change_groups(command, offset)
+            case PutPrincipal() | DeletePrincipal() | PutRole() | DeleteRole() | MakeToken() | RevokeToken():
+                return self.security.apply(command, (self.epoch, offset))
             case BeginEpoch():
                 return "already-applied"
 
@@ -416,6 +433,7 @@ class Catalog:
         assert self.sealed_for is None or not self.topics
         assert not any(entry.groups and entry.letters_of is not None for entry in self.topics.values())
         assert self.cost == self._counted()
+        self.security.check_invariants()
 
     def _counted(self) -> int:
         alive = sum(entry.cost() for entry in self.topics.values())
@@ -432,6 +450,7 @@ class Catalog:
             "sealed_for": None if self.sealed_for is None else self.sealed_for.hex(),
             "topics": [entry_document(self.topics[name]) for name in sorted(self.topics)],
             "tombstones": [tombstone_document(self.tombstones[key]) for key in sorted(self.tombstones)],
+            **({"security": state_document(self.security)} if self.security.changed != (0, 0) else {}),
         }
         return json.dumps(document, separators=(",", ":")).encode()
 
@@ -452,6 +471,11 @@ class Catalog:
             tombstone = tombstone_from(item)
             catalog.tombstones[tombstone.topic_id] = tombstone
         catalog.cost = catalog._counted()
+        if "security" in document:
+            try:
+                catalog.security = state_from(document["security"])
+            except ValueError as error:
+                raise CatalogError(f"security: {error}") from None
         return catalog
 
 

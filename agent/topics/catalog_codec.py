@@ -10,6 +10,16 @@ from typing import Any
 
 from shoal.agent.interface import MAX_PARTITIONS
 from shoal.agent.levels import AdditionKind, Level, level_in, level_of
+from shoal.agent.security.documents import OPERATIONS as SECURITY_OPERATIONS
+from shoal.agent.security.documents import command_document, command_from
+from shoal.agent.security.principals import (
+    DeletePrincipal,
+    DeleteRole,
+    MakeToken,
+    PutPrincipal,
+    PutRole,
+    RevokeToken,
+)
 from shoal.agent.topics.catalog import (
     AlterTopic,
     BeginEpoch,
@@ -65,6 +75,7 @@ OPERATIONS: dict[type[Command], str] = {
     CreateGroup: "group-create",
     ChangeGroup: "group-change",
     DeleteGroup: "group-delete",
+    **SECURITY_OPERATIONS,
 }
 """The names under `op`, which are those of levels.py."""
 
@@ -132,6 +143,8 @@ def encode_command(command: Command) -> bytes:
             document |= {"id": topic_id.hex(), "key": key.hex(), **settings_of_both}
         case DeleteGroup(topic_id, key):
             document |= {"id": topic_id.hex(), "key": key.hex()}
+        case PutPrincipal() | DeletePrincipal() | PutRole() | DeleteRole() | MakeToken() | RevokeToken():
+            document |= command_document(command)
     return json.dumps(document, separators=(",", ":")).encode()
 
 
@@ -173,6 +186,11 @@ def decode_command(data: bytes) -> Command:
             return ChangeGroup(id_in(document, "id"), group_key_in(document), former, changed)
         case "group-delete":
             return DeleteGroup(id_in(document, "id"), group_key_in(document))
+        case str() if operation in SECURITY_OPERATIONS.values():
+            try:
+                return command_from(operation, document)
+            except ValueError as error:
+                raise CatalogError(f"{operation}: {error}") from None
         case _:
             raise CatalogError(f"unknown operation {operation!r}")
 

@@ -35,6 +35,15 @@ from shoal.agent.peers.frames import FrameType
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.process.errors import StartError
 from shoal.agent.receive import GroupKey
+from shoal.agent.security.principals import (
+    AskedBy,
+    DeletePrincipal,
+    DeleteRole,
+    MakeToken,
+    PutPrincipal,
+    PutRole,
+    RevokeToken,
+)
 from shoal.agent.topics.catalog import (
     AlterTopic,
     BeginEpoch,
@@ -83,6 +92,13 @@ def commands() -> Iterator[Command]:
     yield CreateGroup(ID, group)
     yield ChangeGroup(ID, group.key, group.settings, GroupSettings(paused=True))
     yield DeleteGroup(ID, group.key)
+    by = AskedBy("ann", "token", "127.0.0.1", 1, "r")
+    yield PutPrincipal("bob", None, ("viewer",), (), by)
+    yield DeletePrincipal("bob", (0, 1), by)
+    yield PutRole("clerk", None, (), by)
+    yield DeleteRole("clerk", (0, 1), by)
+    yield MakeToken("bob", "a" * 8, bytes(32), None, by)
+    yield RevokeToken("a" * 8, by)
 
 
 def listed(kind: AdditionKind) -> set[str]:

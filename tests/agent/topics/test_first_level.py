@@ -138,7 +138,10 @@ def test_every_command_of_the_first_level_is_held_against_its_bytes() -> None:
     """None is missing here."""
     tried = {type(command) for command, _ in COMMANDS}
     assert all(level_of_command(command) == FIRST_LEVEL for command, _ in COMMANDS)
-    above = {"AlterTopic", "RaiseLevel", "CreateGroup", "ChangeGroup", "DeleteGroup"}
+    above = {
+        "AlterTopic", "RaiseLevel", "CreateGroup", "ChangeGroup", "DeleteGroup", "PutPrincipal",
+        "DeletePrincipal", "PutRole", "DeleteRole", "MakeToken", "RevokeToken",
+    }  # fmt: skip
     assert {kind.__name__ for kind in OPERATIONS.keys() - tried} == above
 
 
