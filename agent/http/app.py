@@ -11,6 +11,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Iterable
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -22,10 +23,10 @@ from shoal.agent.http.admission.places import Place
 from shoal.agent.http.core.context import Call, Context
 from shoal.agent.http.core.cors import is_preflight, note_origin, preflight, prepare
 from shoal.agent.http.core.dispatch import RouteTable
-from shoal.agent.http.core.forward import Forwarder
+from shoal.agent.http.core.forward import FORWARDED_BY, Forwarder
 from shoal.agent.http.core.handed_over import HandedOver
 from shoal.agent.http.core.parameters import NO_QUERY, parse_query
-from shoal.agent.http.core.problems import problem_response
+from shoal.agent.http.core.problems import problem_bytes, problem_response
 from shoal.agent.http.docs.openapi import Description
 from shoal.agent.http.fast_receive import FastReceives
 from shoal.agent.http.fast_row import FastRows
@@ -41,6 +42,7 @@ from shoal.agent.http.tables import row as table_row
 from shoal.agent.interface import Broker
 from shoal.agent.log_lines.schema import about
 from shoal.agent.metrics.measures import ABORTED, NO_OPERATION
+from shoal.agent.security.access import PeerCertificate
 from shoal.errors import ShoalError, shown
 from shoal.lookup import Lookup
 
@@ -49,12 +51,22 @@ logger = logging.getLogger("shoal.http")
 # How long a stopping server lets handlers finish; appends answer within their timeout or are indefinite
 # anyway.
 SHUTDOWN_SECONDS = 5.0
+GOODBYE_SECONDS = 0.5
+GOODBYE_LOOKS = 20
 # Connections that the kernel completes before they are accepted.
 BACKLOG = 128
 PARTS = (
     produce, read, merged, receive, acts, wait, group_operate, redrive, table_read, table_row,
     topics, offsets, trim, members, level, events, keys, operate,
 )  # fmt: skip
+
+
+class Door(Protocol):
+    """Another way by which connections come, such as TLS."""
+
+    async def stop(self) -> None:
+        """No more of them."""
+        ...
 
 
 class Dispatcher:
@@ -125,7 +137,10 @@ class Dispatcher:
         route, arguments = self._table.resolve(request.method, path)
         handler.operation = route.operation.name
         query = parse_query(raw_query, route.operation.parameter_names) if raw_query else NO_QUERY
-        return await route.handler(Call(self._context, request, arguments, query, raw_query))
+        call = Call(self._context, request, arguments, query, raw_query)
+        if FORWARDED_BY in headers:
+            call.check_agent(f"the header {FORWARDED_BY}")
+        return await route.handler(call)
 
 
 def refusal(request: web.BaseRequest, error: ShoalError, *, close: bool) -> web.StreamResponse:
@@ -140,7 +155,7 @@ def absolute_form(target: str, host: str | None) -> tuple[str, str | None]:
     header.
     """
     parts = urlsplit(target)
-    if parts.scheme != "http" or not parts.netloc or "@" in parts.netloc:
+    if parts.scheme not in ("http", "https") or not parts.netloc or "@" in parts.netloc:
         raise ShoalError("bad-request", f"the request target {shown(target)} is not a path")
     if host is not None and host.lower() != parts.netloc.lower():
         raise ShoalError("bad-request", "the request line and the Host header name different hosts")
@@ -158,6 +173,7 @@ class HttpRunner:
             dispatcher.appends, dispatcher.receives, dispatcher.rows, web.Server(dispatcher.handle)
         )
         self._listeners: list[asyncio.Server] = []
+        self._doors: list[Door] = []
 
     @property
     def connections(self) -> int:
@@ -171,6 +187,19 @@ class HttpRunner:
             await loop.create_server(lambda: Connection(self._shared), sock=listener, backlog=BACKLOG)
         )
 
+    def enter(self, door: Door) -> None:
+        """Connections come by this door, too, which is closed in the end."""
+        self._doors.append(door)
+
+    def admit(self, certificate: PeerCertificate | None) -> Connection:
+        """The front of a connection that has come by a door."""
+        return Connection(self._shared, certificate)
+
+    def refusal(self, error: ShoalError) -> bytes:
+        """The answer on a connection that gets no front."""
+        self.context.measures.answered(NO_OPERATION, error.status)
+        return problem_bytes(error, close=True)
+
     async def cleanup(self) -> None:
         """Stop listening, let handlers and appends finish, close all connections, to other agents too."""
         await self._stop_listening()
@@ -183,6 +212,8 @@ class HttpRunner:
         for front in list(self._shared.fronts):
             front.close()
         await _some_turns()
+        if self._doors:
+            await self._part()
         self.context.selector.close()
         await self.context.forwarder.close()
         self.context.decoders.shutdown(wait=False, cancel_futures=True)
@@ -197,6 +228,19 @@ class HttpRunner:
         await asyncio.sleep(0)
         for server in self._listeners:
             server.close()
+        for door in self._doors:
+            await door.stop()
+        await _some_turns()
+
+    async def _part(self) -> None:
+        """Of TLS both sides say goodbye; a side that does not is not waited for."""
+        for _ in range(GOODBYE_LOOKS):
+            if not self._shared.fronts:
+                return
+            await asyncio.sleep(GOODBYE_SECONDS / GOODBYE_LOOKS)
+        for front in list(self._shared.fronts):
+            if front.transport is not None:
+                front.transport.abort()
         await _some_turns()
 
 
@@ -214,12 +258,15 @@ def make_runner(
     *,
     cors_origins: Iterable[str] = (),
     lookup: Lookup | None = None,
+    agents_are_proven: bool = False,
 ) -> HttpRunner:
     """The HTTP side of an agent; call inside the event loop that will run it.
 
     `allowed_hosts`: names beside this machine's that a Host header may carry (a reverse proxy's, for
     example). `cors_origins`: whose pages may use it beside its own. `lookup`: of other agents' names.
+    `agents_are_proven`: TLS tells which connections are other agents'.
     """
     chosen = limits if limits is not None else HttpLimits()
-    context = Context(broker, chosen, Forwarder(broker.agent_id, chosen, lookup))
+    forwarder = Forwarder(broker.agent_id, chosen, lookup)
+    context = Context(broker, chosen, forwarder, agents_are_proven=agents_are_proven)
     return HttpRunner(Dispatcher(context, allowed_hosts, cors_origins), context)

@@ -31,6 +31,7 @@ from shoal.agent.http.shared import Shared
 from shoal.agent.interface import Appended
 from shoal.agent.log_lines.schema import about
 from shoal.agent.metrics.measures import ABORTED, NO_OPERATION
+from shoal.agent.security.access import PeerCertificate
 from shoal.errors import ShoalError
 
 logger = logging.getLogger("shoal.http")
@@ -99,8 +100,9 @@ class Connection(Front):
         "transport",
     )  # fmt: skip
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, certificate: PeerCertificate | None = None) -> None:
         self._shared = shared
+        self.certificate = certificate
         self._appends = shared.appends
         self.measures = shared.appends.context.measures
         self._http: HttpConnection[FastRequest | FastReceive | FastRow | RequestHead]
@@ -225,15 +227,17 @@ class Connection(Front):
 
     # Reading
 
-    def get_buffer(self, sizehint: int) -> bytearray | memoryview:
+    def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes go: into the body that is being received; where the next one's head and body
-        belong if it is like the last; else into the scratch memory."""
+        belong if it is like the last; else into the scratch memory. A view in any case: asyncio's TLS fills
+        slices of it, and those of a bytearray would be copies."""
         if self._rest is not None:
             return self._rest
         http = self._http
         if http.state is ConnectionState.ANSWERING:
-            return memoryview(self._shared.scratch)[:HELD_BYTES_MAX]
+            return self._shared.scratch[:HELD_BYTES_MAX]
         if self._last is None or http.state is not ConnectionState.IDLE or http.held:
+            self._guess = None  # TLS may have had nothing for the last one
             return self._shared.scratch
         head, request = self._last
         self._guess = request.allocate()
@@ -246,9 +250,9 @@ class Connection(Front):
         elif self._guess is not None:
             self._take_guess(nbytes)
         elif self._unread is not None:
-            self._take_unread(memoryview(self._shared.scratch)[:nbytes])
+            self._take_unread(self._shared.scratch[:nbytes])
         else:
-            self._take(memoryview(self._shared.scratch)[:nbytes])
+            self._take(self._shared.scratch[:nbytes])
 
     def _take_guess(self, size: int) -> None:
         """What was received where a repetition of the last request would stand: that, or anything else."""

@@ -42,7 +42,7 @@ class Shared:
         self.limits = limits = appends.context.limits
         self.handlers = handlers
         self.loop = asyncio.get_running_loop()
-        self.scratch = bytearray(SCRATCH_BYTES)
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.fronts: set[Connection] = set()
         self.now_ms = 0.0
         self._look_ms = min(limits.idle_ms, limits.body_stall_ms, limits.unread_ms) / LOOKS

@@ -39,8 +39,19 @@ class TlsError(Exception):
     """Files that cannot be used. The text is one line: which, why, and the remedy; nothing of a key."""
 
 
-class NotAnAgent(ssl.SSLCertVerificationError):
-    """A certificate that verifies, and is not one of an agent."""
+class Misnamed(ssl.SSLCertVerificationError):
+    """A certificate that verifies, and has not the names that it should have."""
+
+
+class ServerObject(ssl.SSLObject):
+    """The server's side of a connection whose handshake fails where names of a certificate are no text."""
+
+    def do_handshake(self) -> None:
+        super().do_handshake()
+        try:
+            certificate_of(self)
+        except NameFault as fault:
+            raise Misnamed(f"the certificate of the other side {fault}") from fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +117,7 @@ def make_contexts(settings: TlsSettings, cluster: str) -> Contexts:
     server.num_tickets = 0
     server.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     server.set_alpn_protocols(["http/1.1"])
+    server.sslobject_class = ServerObject
     agents = agents_context(files, rules)
     authorities = server.get_ca_certs()
     if not authorities:
@@ -132,7 +144,7 @@ def agents_context(files: TlsFiles, rules: NameRules) -> ssl.SSLContext:
             try:
                 rules.check_agent(certificate_of(self))
             except NameFault as fault:
-                raise NotAnAgent(f"the certificate of the other side {fault}") from fault
+                raise Misnamed(f"the certificate of the other side {fault}") from fault
 
     context.sslobject_class = AgentObject
     return context
@@ -148,7 +160,7 @@ def certificate_of(connection: ssl.SSLObject) -> Mapping[str, Any] | None:
 
 def why_unverified(error: ssl.SSLCertVerificationError) -> str:
     """The end of a sentence about a certificate."""
-    if isinstance(error, NotAnAgent):
+    if isinstance(error, Misnamed):
         return str(error.__cause__)
     code = getattr(error, "verify_code", None)
     return REASONS.get(code or 0, f"does not verify: {getattr(error, 'verify_message', None) or error}")

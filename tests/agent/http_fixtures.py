@@ -63,6 +63,8 @@ class Answer:
 class Agent:
     """A running HTTP side: its broker, and requests to it."""
 
+    scheme = "http"
+
     def __init__(
         self, broker: FakeBroker, runner: HttpRunner, port: int, session: aiohttp.ClientSession
     ) -> None:
@@ -81,7 +83,7 @@ class Agent:
             sent.setdefault("Content-Type", "application/json")
         elif isinstance(body, bytes) and len(body) > 2**20:
             body = io.BytesIO(body)
-        url = URL(f"http://127.0.0.1:{self.port}{path}", encoded=True)
+        url = URL(f"{self.scheme}://127.0.0.1:{self.port}{path}", encoded=True)
         async with self.session.request(method, url, data=body, headers=sent) as response:
             return Answer(response.status, dict(response.headers), await response.read())
 

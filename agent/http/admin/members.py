@@ -147,6 +147,7 @@ async def peer(call: Call) -> web.StreamResponse:
         raise ShoalError(
             "bad-request", f"Upgrade: {PEER_PROTOCOL} is wanted; this is the link between agents"
         )
+    call.check_agent("the link between agents")
     transport = call.request.transport
     if transport is not None:
         front = transport.get_protocol()

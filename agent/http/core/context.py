@@ -14,6 +14,7 @@ from shoal.agent.http.admission.answer_room import AnswerReservation, AnswerRoom
 from shoal.agent.http.admission.limits import Gate, HttpLimits
 from shoal.agent.http.admission.places import Places
 from shoal.agent.http.core.forward import FORWARDED_BY, Forwarder
+from shoal.agent.http.core.handed_over import HandedOver
 from shoal.agent.http.core.parameters import Query, boolean, duration_ms, is_number
 from shoal.agent.http.core.receive_places import ReceivePlaces
 from shoal.agent.http.core.scrapes import Scrapes
@@ -22,6 +23,7 @@ from shoal.agent.http.rows.recent_texts import RecentTexts
 from shoal.agent.http.rows.selection import Selector
 from shoal.agent.interface import Broker
 from shoal.agent.metrics.measures import HttpMeasures
+from shoal.agent.security.access import PeerCertificate
 from shoal.errors import ShoalError, shown
 
 DECODERS: Final = 2  # threads for large bodies: with one interpreter lock, more would only take turns
@@ -31,11 +33,15 @@ class Context:
     """Everything that lives as long as the server."""
 
     __slots__ = (
-        "broker", "decoders", "forwarder", "gate", "limits", "measures", "places", "receive_places",
-        "recent_texts", "room", "scrapes", "selector", "waits",
+        "agents_are_proven", "broker", "decoders", "forwarder", "gate", "limits", "measures", "places",
+        "receive_places", "recent_texts", "room", "scrapes", "selector", "waits",
     )  # fmt: skip
 
-    def __init__(self, broker: Broker, limits: HttpLimits, forwarder: Forwarder) -> None:
+    def __init__(
+        self, broker: Broker, limits: HttpLimits, forwarder: Forwarder, *, agents_are_proven: bool = False
+    ) -> None:
+        """`agents_are_proven`: agents are those connections alone whose certificate says so."""
+        self.agents_are_proven = agents_are_proven
         self.broker = broker
         self.limits = limits
         self.forwarder = forwarder
@@ -73,6 +79,18 @@ class Call:
         self.raw_query = raw_query
         if "forward" in query:
             boolean(query, "forward", True)  # refused when it is nonsense, also where nothing is forwarded
+
+    @property
+    def certificate(self) -> PeerCertificate | None:
+        """Of the other end of the connection, as TLS has proven it."""
+        handler = self.request.protocol
+        return handler.front.certificate if isinstance(handler, HandedOver) else None
+
+    def check_agent(self, wanted: str) -> None:
+        """Raises ShoalError forbidden where it is not an agent that asks. Without TLS that is not known."""
+        certificate = self.certificate
+        if self.context.agents_are_proven and not (certificate is not None and certificate.is_agent):
+            raise ShoalError("forbidden", f"{wanted} is for agents alone, by their certificates")
 
     def timeout_ms(self) -> int:
         """?timeout, or its default."""

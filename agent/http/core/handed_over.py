@@ -16,6 +16,7 @@ from aiohttp.http_exceptions import LineTooLong
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.core.problems import not_a_request, problem_response
 from shoal.agent.metrics.measures import NO_OPERATION, HttpMeasures
+from shoal.agent.security.access import PeerCertificate
 from shoal.errors import ShoalError
 
 logger = logging.getLogger("shoal.http")
@@ -26,10 +27,12 @@ NEVER_S = 10 * 365 * 86_400.0
 
 class Front(asyncio.BufferedProtocol):
     """The owner of a connection's transport, as a handler sees it. `under_way`: a request of this connection
-    is with its handler. `measures`: where answers are counted."""
+    is with its handler. `measures`: where answers are counted. `certificate`: of the other end, as TLS has
+    proven it; None without TLS or a certificate."""
 
-    __slots__ = ("measures", "under_way")
+    __slots__ = ("certificate", "measures", "under_way")
 
+    certificate: PeerCertificate | None
     measures: HttpMeasures
     under_way: bool
 

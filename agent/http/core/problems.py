@@ -41,6 +41,8 @@ def problem_response(error: ShoalError, *, close: bool = False) -> web.Response:
 def not_a_request(reason: str) -> ShoalError:
     """The error for bytes that are no HTTP request, in the parser's words."""
     advice = ""
+    if "HTTPS traffic" in reason:
+        return ShoalError("bad-request", "this port speaks no TLS: ask http:// instead of https://")
     if "in url" in reason:
         advice = "; percent-encode what is not ASCII, as in ?key=schl%C3%BCssel"
     return ShoalError("bad-request", f"this is not an HTTP request: {' '.join(reason.split())[:200]}{advice}")

@@ -1,0 +1,74 @@
+"""The HTTP side of an agent behind TLS, on a fake broker and 127.0.0.1."""
+
+from __future__ import annotations
+
+import pathlib
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+from certificates import CLUSTER, Authority, Issued, write_files
+from fake_broker import FakeBroker, FakeCluster
+from http_fixtures import Agent
+
+from shoal.agent.http.app import HttpRunner, make_runner
+from shoal.agent.tls.contexts import make_contexts
+from shoal.agent.tls.listener import TlsListener
+from shoal.agent.tls_settings import TlsSettings
+
+OURS = Authority()
+OTHERS = Authority("others")
+
+
+class TlsAgent(Agent):
+    """Its door, too."""
+
+    scheme = "https"
+
+    def __init__(
+        self,
+        broker: FakeBroker,
+        runner: HttpRunner,
+        port: int,
+        session: aiohttp.ClientSession,
+        door: TlsListener,
+    ) -> None:
+        super().__init__(broker, runner, port, session)
+        self.door = door
+
+
+def client_context(directory: pathlib.Path, issued: Issued | None = None) -> ssl.SSLContext:
+    """Of a client that believes our authority, perhaps with a certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=OURS.pem.decode())
+    if issued is not None:
+        files = write_files(directory, issued, OURS.pem, "client")
+        context.load_cert_chain(str(files.tls_cert), files.tls_key)
+    return context
+
+
+@asynccontextmanager
+async def tls_agent(
+    settings: TlsSettings, context: ssl.SSLContext, broker: FakeBroker | None = None
+) -> AsyncIterator[TlsAgent]:
+    """One that serves these files, with a session of such a client."""
+    broker = broker or FakeCluster().add("one")
+    contexts = make_contexts(settings, CLUSTER)
+    runner = make_runner(broker, agents_are_proven=True)
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    broker.url = f"https://127.0.0.1:{port}"
+    door = TlsListener(listener, lambda: contexts, runner)
+    runner.enter(door)
+    door.start()
+    connector = aiohttp.TCPConnector(ssl=context)
+    session = aiohttp.ClientSession(
+        connector=connector, auto_decompress=False, skip_auto_headers=("Content-Type",)
+    )
+    try:
+        yield TlsAgent(broker, runner, port, session, door)
+    finally:
+        await session.close()
+        await runner.cleanup()
