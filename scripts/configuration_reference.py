@@ -204,6 +204,22 @@ VARIABLES: Mapping[str, tuple[str, str]] = {
         "commands, Python clients, Spark",
         "Agents to ask, as URLs with commas between. Default `http://127.0.0.1:7070`.",
     ),
+    "SHOAL_TOKEN": (
+        "commands, Python clients, Spark",
+        "The token that each request carries, or `@FILE` with it.",
+    ),
+    "SHOAL_CA": (
+        "commands, Python clients, Spark",
+        "The certificates of the authority that signed those of the agents. Default: what the system trusts.",
+    ),
+    "SHOAL_CERTIFICATE": (
+        "commands, Python clients, Spark",
+        "The client's own certificate, where agents ask for one.",
+    ),
+    "SHOAL_CERTIFICATE_KEY": (
+        "commands, Python clients, Spark",
+        "Its key, unless that stands in the same file.",
+    ),
     "SHOAL_CONFIG": ("`shoal agent`", "The configuration file, as `--config` names it."),
     "SHOAL_FIRST_PROCESS": (
         "agents of `--cores`",

@@ -37,12 +37,14 @@ FILE_ROOMS = {
     "segment_store/errors.py": "segment_store/errors",
     "shoal/__init__.py": "shoal/__init__",
     "shoal/addresses.py": "shoal/addresses",
+    "shoal/credentials.py": "shoal/credentials",
     "shoal/errors.py": "shoal/errors",
     "shoal/lookup.py": "shoal/lookup",
     "shoal/name_resolver.py": "shoal/name_resolver",
     "shoal/spark/boundary.py": "shoal/spark/boundary",
     "shoal/spark/pyspark_api.py": "shoal/spark/pyspark_api",
     "shoal/spark/pyspark_version.py": "shoal/spark/pyspark_version",
+    "shoal/tls.py": "shoal/tls",
     "shoal/unpicklable.py": "shoal/unpicklable",
 }
 # What any room may import: it knows nobody.
@@ -55,8 +57,10 @@ COMMON = frozenset(
         "shoal/errors",
         "shoal/format",
         "shoal/addresses",
+        "shoal/credentials",
         "shoal/lookup",
         "shoal/name_resolver",
+        "shoal/tls",
         "shoal/unpicklable",
     )
 )
@@ -198,6 +202,8 @@ ROOMS = {
     "shoal/format": "",
     "shoal/unpicklable": "",
     "shoal/addresses": "",
+    "shoal/credentials": "",
+    "shoal/tls": "",
     "shoal/lookup": "",
     "shoal/name_resolver": "",
     "shoal/errors": "",

@@ -17,6 +17,7 @@ from shoal.client.http.discovery import urls_by_mdns, urls_of_seeds
 from shoal.client.http.group_path import group_path
 from shoal.client.http.requests import Call, ClientConfig, Cluster, topic_path
 from shoal.client.http.routes import bootstrap_urls
+from shoal.credentials import CredentialOptions, credentials_of
 from shoal.errors import ShoalError
 from shoal.unpicklable import LiveObject
 
@@ -84,7 +85,7 @@ class GroupOptions(ChangeableGroupOptions, total=False):
     """earliest, latest, or @ and a time."""
 
 
-class ClientOptions(TypedDict, total=False):
+class ClientOptions(CredentialOptions, total=False):
     """How a client finds agents where no URL is known: by gossip `seeds` ("host:7946"), or by `mdns`, a
     cluster's name (True: the only one there is). A sealed pool needs one of its keys as `gossip_key` in
     base64, a labelled one its label."""
@@ -99,8 +100,9 @@ class AdminClient(LiveObject):
     """A client of one cluster for questions and settings: AsyncClient without records.
 
     `bootstrap`: one or more agents' URLs (none: what SHOAL_AGENT names, or http://127.0.0.1:7070), or an
-    option of ClientOptions. Further agents are learnt from these, so that any may die later. All methods
-    raise ShoalError (an agent refused; .code says why) or Unreachable (no agent answered).
+    option of ClientOptions. Further agents are learnt from these, so that any may die later. A `token`, `ca`,
+    `certificate` and `key` are those of CredentialOptions; ClientError tells of one that does not fit. All
+    methods raise ShoalError (an agent refused; .code says why) or Unreachable (no agent answered).
     """
 
     def __init__(
@@ -112,13 +114,16 @@ class AdminClient(LiveObject):
         mdns: str | bool | None = None,
         gossip_key: str | None = None,
         gossip_label: str = "",
+        **credentials: Unpack[CredentialOptions],
     ) -> None:
         if sum(way is not None for way in (bootstrap, seeds, mdns)) > 1:
             raise ValueError("name agents in one way: bootstrap, seeds or mdns")
         self._seeds, self._mdns = seeds, mdns
         self._gossip_key, self._gossip_label = gossip_key, gossip_label
         self._cluster = Cluster(
-            bootstrap_urls(bootstrap, os.environ.get("SHOAL_AGENT")), config or ClientConfig()
+            bootstrap_urls(bootstrap, os.environ.get("SHOAL_AGENT")),
+            config or ClientConfig(),
+            credentials_of(os.environ, **credentials),
         )
 
     async def __aenter__(self) -> Self:

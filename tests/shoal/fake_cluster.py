@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -140,6 +141,8 @@ class FakeCluster:
         self.lags = [0] * count  # of each agent's replicas, as `describe` tells it
         self.lose_next_creation = False  # make the topic, and break the connection before the answer
         self.lose_next_deletion = False  # delete the topic, and break the connection before the answer
+        self.tls: ssl.SSLContext | None = None
+        self.token: str | None = None  # that each request has to carry
         self.requests: list[str] = []
         self.slow_agents: dict[int, float] = {}  # how many seconds an agent takes for /livez
         self.local_reads: dict[int, int] = {}  # answered by an agent that does not lead
@@ -279,9 +282,10 @@ class FakeAgent:
             app.add_routes(more(self))
         self._runner = web.AppRunner(app, shutdown_timeout=0.01, access_log=None, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        tls = self.cluster.tls
+        site = web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=tls)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._runner.addresses[0][1]}"
         self.alive = True
 
     async def stop(self) -> None:
@@ -297,7 +301,10 @@ class FakeAgent:
         self.cluster.requests.append(f"{request.method} {request.path}")
         while self.frozen:
             await asyncio.sleep(0.05)
+        token = self.cluster.token
         try:
+            if token is not None and request.headers.getall("Authorization", []) != [f"Bearer {token}"]:
+                raise ShoalError("unauthenticated", "the token is not known here")
             response: web.StreamResponse = await handler(request)
         except ShoalError as error:
             body = json.dumps(error.to_problem())

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from typing import Any, Final
 
 from shoal.client.http.connection import Connection, Connections
+from shoal.client.http.tls_stream import TlsStream
 from shoal.client.http.wire import BrokenAnswer, WholeAnswer, whole_answer
 from shoal.lookup import Lookup
 
@@ -27,9 +29,13 @@ class PostConnections(Connections["_PostConnection"]):
     """Connections to agents, reused while they live."""
 
     def __init__(
-        self, connect_timeout_seconds: float, connections_max: int, lookup: Lookup | None = None
+        self,
+        connect_timeout_seconds: float,
+        connections_max: int,
+        lookup: Lookup | None = None,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
     ) -> None:
-        super().__init__(connect_timeout_seconds, IDLE_PER_AGENT_MAX, _PostConnection, lookup)
+        super().__init__(connect_timeout_seconds, IDLE_PER_AGENT_MAX, _PostConnection, lookup, tls)
         self._room = asyncio.Semaphore(connections_max)
 
     async def post(
@@ -88,12 +94,14 @@ class PostConnections(Connections["_PostConnection"]):
 
 
 class _PostConnection(Connection[WholeAnswer]):
-    def __init__(self, connected: socket.socket, on_lost: Callable[[Connection[Any]], None]) -> None:
-        super().__init__(connected, on_lost)
+    def __init__(
+        self, connected: socket.socket, on_lost: Callable[[Connection[Any]], None], tls: TlsStream | None
+    ) -> None:
+        super().__init__(connected, on_lost, tls)
         self._come = bytearray()
 
     def _receive(self) -> WholeAnswer | None:
-        data = self._socket.recv(_READ_BYTES)
+        data = self._stream.recv(_READ_BYTES)
         if not data or self._waiter is None:  # the end, or an answer without a request
             raise BrokenAnswer("the connection was closed")
         self._come += data
@@ -101,7 +109,7 @@ class _PostConnection(Connection[WholeAnswer]):
         if answer is None:
             return None
         self._come.clear()
-        if self._unsent:  # refused before all of it was read: its rest would be taken for the next request
+        if self._writing:  # refused before all of it was read: its rest would be taken for the next request
             self._unsent, self._writing = [], False
             self._loop.remove_writer(self._socket)
             return answer._replace(keeps_open=False)

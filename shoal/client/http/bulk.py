@@ -9,12 +9,14 @@ understood, as agents send it; everything else is refused, and aiohttp asks inst
 from __future__ import annotations
 
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from shoal.client.http.connection import Connection, Connections
+from shoal.client.http.tls_stream import RECORD_BYTES_MAX, TlsStream
 from shoal.client.http.wire import (
     HEAD_BYTES_MAX,
     HEAD_END,
@@ -48,10 +50,14 @@ class BulkConnections(Connections["_BulkConnection"]):
     """Connections to agents, reused while they live."""
 
     def __init__(
-        self, connect_timeout_seconds: float, answer_bytes_max: int, lookup: Lookup | None = None
+        self,
+        connect_timeout_seconds: float,
+        answer_bytes_max: int,
+        lookup: Lookup | None = None,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
     ) -> None:
         make = partial(_BulkConnection, answer_bytes_max)
-        super().__init__(connect_timeout_seconds, IDLE_PER_AGENT_MAX, make, lookup)
+        super().__init__(connect_timeout_seconds, IDLE_PER_AGENT_MAX, make, lookup, tls)
 
     async def get(
         self,
@@ -96,9 +102,11 @@ class _BulkConnection(Connection[BulkAnswer]):
         answer_bytes_max: int,
         connected: socket.socket,
         on_lost: Callable[[Connection[Any]], None],
+        tls: TlsStream | None,
     ) -> None:
-        super().__init__(connected, on_lost)
+        super().__init__(connected, on_lost, tls)
         self._answer_bytes_max = answer_bytes_max
+        self._ahead_max = 0 if tls is None else RECORD_BYTES_MAX  # of a TLS record a part may have come
         self._head = bytearray(HEAD_BYTES_MAX)
         self._filled = 0
         self._body: memoryview | None = None
@@ -111,7 +119,7 @@ class _BulkConnection(Connection[BulkAnswer]):
 
     def _receive(self) -> BulkAnswer | None:
         room = memoryview(self._head) if self._body is None else self._body
-        size = self._socket.recv_into(room[self._filled :])
+        size = self._stream.recv_into(room[self._filled :])
         if not size:
             raise BrokenAnswer("the connection was closed")
         self.heard = True
@@ -125,8 +133,8 @@ class _BulkConnection(Connection[BulkAnswer]):
             self._begin_body(end)
         assert self._body is not None
         left = len(self._body) - self._filled
-        if left < self._woken_bytes:
-            self._wake_for(max(1, left))
+        if left - self._ahead_max < self._woken_bytes:
+            self._wake_for(left)
         if left:
             return None
         answer = BulkAnswer(*self._start, self._body.toreadonly())
@@ -162,6 +170,7 @@ class _BulkConnection(Connection[BulkAnswer]):
     def _wake_for(self, size: int) -> None:
         """Hear of received bytes only when there are so many, or the connection ends. Never more than are
         still to come."""
-        if sys.platform == "linux":
+        size = max(1, size - self._ahead_max)
+        if sys.platform == "linux" and size != self._woken_bytes:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
             self._woken_bytes = size

@@ -2,20 +2,23 @@
 
 Law of this file: it moves bytes, one request and one answer at a time, and knows neither agents, topics nor
 retries. How an answer is received is its owner's. Where the event loop cannot watch sockets aiohttp asks
-instead. Not for https.
+instead. TLS lies between a connection and its socket.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
+from shoal.client.http.tls_stream import TlsStream
 from shoal.client.http.wire import BrokenAnswer, UnknownLength
 from shoal.lookup import Lookup, LookupFailed
+from shoal.tls import tls_reason
 
 A = TypeVar("A")
 C = TypeVar("C", bound="Connection[Any]")
@@ -25,6 +28,10 @@ class NotConnected(ConnectionError):
     """No connection was made: nothing has happened."""
 
 
+class NotTrusted(NotConnected):
+    """TLS failed in a way that another attempt does not mend: somebody has to change a file, or a URL."""
+
+
 class Unsupported(Exception):
     """This event loop cannot watch sockets: Windows' own."""
 
@@ -32,9 +39,13 @@ class Unsupported(Exception):
 class Connection(ABC, Generic[A]):
     """One connection: asked once at a time."""
 
-    def __init__(self, connected: socket.socket, on_lost: Callable[[Connection[A]], None]) -> None:
+    def __init__(
+        self, connected: socket.socket, on_lost: Callable[[Connection[A]], None], tls: TlsStream | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._socket = connected
+        self._tls = tls
+        self._stream = connected if tls is None else tls
         self._on_lost = on_lost
         self._unsent: list[memoryview] = []
         self._on_written: Callable[[], None] | None = None
@@ -50,7 +61,8 @@ class Connection(ABC, Generic[A]):
         self._waiter = self._loop.create_future()
         self._on_written = on_written
         try:
-            sent = 0 if len(body) else self._socket.send(head)  # a small one is gone with this
+            is_small = self._tls is None and not len(body)
+            sent = self._socket.send(head) if is_small else 0  # a small one is gone with this
         except OSError:
             sent = 0
         if sent < len(head):
@@ -79,7 +91,11 @@ class Connection(ABC, Generic[A]):
 
     def _readable(self) -> None:
         try:
+            if self._tls is not None:
+                self._tls.fill()
             answer = self._receive()
+            while answer is None and self._tls is not None:  # until all that has come is opened
+                answer = self._receive()
             if answer is not None and self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(answer)
         except (BlockingIOError, InterruptedError):
@@ -90,7 +106,7 @@ class Connection(ABC, Generic[A]):
     def _write(self) -> None:
         """As much as the kernel takes."""
         try:
-            sent = self._socket.sendmsg(self._unsent)
+            sent = self._stream.sendmsg(self._unsent)
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
@@ -100,13 +116,14 @@ class Connection(ABC, Generic[A]):
             sent -= len(self._unsent.pop(0))
         if self._unsent:
             self._unsent[0] = self._unsent[0][sent:]
-        if bool(self._unsent) != self._writing:
-            self._writing = not self._writing
+        waits = bool(self._unsent) or (self._tls is not None and self._tls.has_sealed)
+        if waits != self._writing:
+            self._writing = waits
             if self._writing:
                 self._loop.add_writer(self._socket, self._write)
             else:
                 self._loop.remove_writer(self._socket)
-        if not self._unsent and self._on_written is not None:
+        if not waits and self._on_written is not None:
             heard, self._on_written = self._on_written, None
             heard()
 
@@ -127,13 +144,16 @@ class Connections(Generic[C]):
         self,
         connect_timeout_seconds: float,
         idle_per_agent_max: int,
-        make: Callable[[socket.socket, Callable[[Connection[Any]], None]], C],
+        make: Callable[[socket.socket, Callable[[Connection[Any]], None], TlsStream | None], C],
         lookup: Lookup | None = None,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
     ) -> None:
+        """`tls`: the context for agents at https URLs."""
         self._connect_timeout_seconds = connect_timeout_seconds
         self._idle_per_agent_max = idle_per_agent_max
         self._make = make
         self._lookup = lookup or Lookup()
+        self._context = tls
         self._idle: dict[str, list[C]] = {}
         self._busy: set[C] = set()
 
@@ -157,7 +177,7 @@ class Connections(Generic[C]):
                 kept.remove(connection)
 
     async def _connect(self, base: str) -> C:
-        """Raises NotConnected, also when it takes too long, and Unsupported."""
+        """Raises NotConnected, also when it takes too long, NotTrusted, and Unsupported."""
         parts = urlsplit(base)
         loop = asyncio.get_running_loop()
         if isinstance(loop, getattr(asyncio, "ProactorEventLoop", ())):
@@ -167,20 +187,27 @@ class Connections(Generic[C]):
             found = await self._lookup.addresses(parts.hostname or "")
         except LookupFailed as failure:
             raise NotConnected(str(failure)) from failure
+        context = self._context() if parts.scheme == "https" else None
         for host in found:
-            address = (host, parts.port or 80)
+            address = (host, parts.port or (80 if context is None else 443))
             attempt = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
             try:
                 attempt.setblocking(False)
                 attempt.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 async with asyncio.timeout(self._connect_timeout_seconds):
                     await loop.sock_connect(attempt, address)
-                return self._make(attempt, self._forget)
+                tls = None if context is None else TlsStream(attempt, context, parts.hostname or "")
+                if tls is not None:
+                    async with asyncio.timeout(self._connect_timeout_seconds):
+                        await tls.shake_hands()
+                return self._make(attempt, self._forget, tls)
             except OSError as failure:  # a TimeoutError is one
                 attempt.close()
                 error = failure
             except BaseException:
                 attempt.close()
                 raise
+        if error is not None and (cause := tls_reason(error)) is not None:
+            raise NotTrusted(cause) from error
         reason = error.strerror if isinstance(error, OSError) and error.strerror else ""
         raise NotConnected(reason or f"no connection within {self._connect_timeout_seconds:g} s") from error

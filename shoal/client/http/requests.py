@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -21,11 +22,15 @@ from shoal.client.http import routes
 from shoal.client.http.append import PostConnections
 from shoal.client.http.bulk import BulkConnections, OnHead
 from shoal.client.http.connection import NotConnected, Unsupported
+from shoal.client.http.failures import Unreachable as Unreachable
+from shoal.client.http.failures import error_of, failure_of
 from shoal.client.http.routes import AgentList, Attempts, Failure, RetryPolicy, RouteTable, Verdict
-from shoal.client.http.wire import NOT_HTTP, BrokenAnswer, UnknownLength, WholeAnswer, request_head
-from shoal.errors import ERRORS, ClientClosed, ShoalError
+from shoal.client.http.wire import BrokenAnswer, UnknownLength, WholeAnswer, request_head
+from shoal.credentials import NO_CREDENTIALS, Credentials
+from shoal.errors import ClientClosed, ShoalError
 from shoal.lookup import Lookup
 from shoal.name_resolver import NameResolver
+from shoal.tls import client_context
 
 # No answer is larger than max_bytes of a read (64 MiB) and one batch above it.
 ANSWER_BYTES_MAX = 96 << 20
@@ -36,15 +41,6 @@ ANSWER_GRACE_MS = 2_000
 WATCH_WAIT_SECONDS = 30
 # How long a measured distance to a replica is believed: networks change slowly, agents restart.
 DISTANCE_VALID_MS = 60_000
-
-
-class Unreachable(ConnectionError):
-    """No agent answered. `definite`: nothing that was asked can have happened."""
-
-    def __init__(self, detail: str, *, definite: bool) -> None:
-        super().__init__(detail)
-        self.detail = detail
-        self.definite = definite
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +73,8 @@ class Answer(NamedTuple):
         return document
 
 
+ANY_SCHEME = ("http://", "https://", routes.UNIX)
+SECURE_SCHEMES = ("https://", routes.UNIX)
 UNIX_HOST = "http://localhost"
 """Whom a request by the path of a socket names: an agent takes it for its own host."""
 LOOK_AGAIN_MS = 100
@@ -123,8 +121,12 @@ def now_ms() -> int:
 class Cluster:
     """A client's view of the agents, and its connections to them."""
 
-    def __init__(self, bootstrap: Sequence[str], config: ClientConfig) -> None:
+    def __init__(
+        self, bootstrap: Sequence[str], config: ClientConfig, credentials: Credentials = NO_CREDENTIALS
+    ) -> None:
+        """Raises ClientError for credentials whose files do not fit."""
         self.config = config
+        self.credentials = credentials
         self.agents = AgentList([])
         self.agents.add(bootstrap)
         self.routes = RouteTable()
@@ -135,11 +137,18 @@ class Cluster:
         """Seconds to an answer of each agent that was measured, and when (now_ms)."""
         self._lookup = Lookup()
         connect_s = config.connect_timeout_ms / 1_000
-        self._bulk = BulkConnections(connect_s, ANSWER_BYTES_MAX, self._lookup)
-        self._posts = PostConnections(connect_s, config.connections_max, self._lookup)
+        self.tls = cache(partial(client_context, credentials))
+        """The context of every connection with TLS, made once: the system's authorities take some 20 ms."""
+        if credentials.has_files:
+            self.tls()
+        self._bulk = BulkConnections(connect_s, ANSWER_BYTES_MAX, self._lookup, self.tls)
+        self._posts = PostConnections(connect_s, config.connections_max, self._lookup, self.tls)
         self._not_in_place: set[str] = set()
         """Agents behind something that hides the length of answers; at most as many as AgentList holds."""
         self._answered = False
+        self.schemes: tuple[str, ...] = ANY_SCHEME
+        """URLs that this client asks begin so. With a token, and only agents with TLS named to begin with, no
+        other agent gets it, whatever routes or members say."""
         self._rng = random.Random()  # noqa: S311 - spreads retries, guards nothing
         self._session: aiohttp.ClientSession | None = None
         self._unix_sessions: dict[str, aiohttp.ClientSession] = {}
@@ -150,12 +159,22 @@ class Cluster:
         """Whether it has connections to ask by."""
         return self._session is not None
 
+    def signed(self, call: Call) -> Call:
+        """The request with the token, if there is one."""
+        headers = self.credentials.headers
+        return call._replace(headers={**call.headers, **headers}) if headers else call
+
     async def open(self) -> None:
         assert self._session is None
+        is_open = any(url.startswith("http://") for url in self.agents.urls)
+        self.schemes = ANY_SCHEME if is_open or self.credentials.token is None else SECURE_SCHEMES
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.config.connect_timeout_ms / 1_000)
         # Without aiohttp's cache: a name that leads elsewhere is followed at the next connection.
         connector = aiohttp.TCPConnector(
-            limit=self.config.connections_max, resolver=NameResolver(self._lookup), use_dns_cache=False
+            limit=self.config.connections_max,
+            resolver=NameResolver(self._lookup),
+            use_dns_cache=False,
+            ssl=self.tls() if self.credentials.has_files else True,
         )
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
         for url in self.agents.urls:
@@ -192,13 +211,17 @@ class Cluster:
                 except Failure as failed:
                     failures.append(failed)
                     if only_once and not failed.definite:
-                        raise _error(failed, 0, definite=False) from failed
+                        raise error_of(failed, 0, definite=False) from failed
                     call = call.after(failed)
                     # A refusal that every agent would repeat ends the round.
                     if failed.definite and not failed.retriable and failed.code != routes.UNREACHABLE:
                         break
             # The answer of a living agent tells more than that another one is down.
-            failure = next((one for one in failures if one.code not in routes.NO_ANSWER), failures[-1])
+            # Of those that are not there, one that only a change of files or URLs mends.
+            final = [one for one in failures if not one.retriable and not self._answered]
+            failure = next(
+                (one for one in failures if one.code not in routes.NO_ANSWER), (failures + final)[-1]
+            )
             definite = all(one.definite for one in failures)
             # No agent has ever answered: none runs yet, or the URLs are wrong.
             unmet = failure.code == routes.UNREACHABLE and not self._answered
@@ -213,7 +236,7 @@ class Cluster:
         try:
             return await self._attempt(self.agents.urls[0], call)
         except Failure as failure:
-            raise _error(failure, 0, failure.definite) from failure
+            raise error_of(failure, 0, failure.definite) from failure
 
     async def at_leader(self, topic: str, partition: int, call: Call, deposed_grace_ms: int) -> Answer:
         """Ask the partition's leader, or the one that follows it, until one answers or the configuration's
@@ -262,7 +285,7 @@ class Cluster:
             return await self._attempt(url, call._replace(params={**call.params, "forward": "false"}))
         except Failure as failure:
             if failure.code == "unknown-key":
-                raise _error(failure, 0, definite=True) from failure
+                raise error_of(failure, 0, definite=True) from failure
             self._distances[url] = (float("inf"), now_ms())
             return None
 
@@ -343,7 +366,7 @@ class Cluster:
         )
         if not verdict.retry:
             is_given_up = failure.retriable or attempts.count > 0
-            raise _error(failure, elapsed_ms if is_given_up else 0, attempts.definite)
+            raise error_of(failure, elapsed_ms if is_given_up else 0, attempts.definite)
         attempts.count += 1
         self.retries += 1
         await asyncio.sleep(verdict.delay_ms / 1_000)
@@ -400,33 +423,31 @@ class Cluster:
                 "the client is not open: `await client.open()` first (and `close()` at the end), or use it in"
                 " `async with`"
             )
+        if not url.startswith(self.schemes):
+            detail = (
+                f"{url} has no TLS, and the token goes only to agents with TLS, like those that were named"
+            )
+            raise Failure(routes.UNREACHABLE, detail, retriable=False, definite=True)
         seconds = (self.config.attempt_timeout_ms + call.wait_ms + ANSWER_GRACE_MS) / 1_000
         try:
             async with asyncio.timeout(seconds):
-                answer = await self._answer(self._session, url, call)
-        except (NotConnected, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            self.agents.failed(url)
-            detail = f"{url} cannot be reached: {_reason(error)}"
-            raise Failure(routes.UNREACHABLE, detail, True, definite=True) from error
-        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-            raise Failure(routes.UNREACHABLE, f"{url} is no URL", False, definite=True) from error
+                answer = await self._answer(self._session, url, self.signed(call))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self.agents.failed(url)
-            detail = f"{url} broke off: {_reason(error)}"
-            raise Failure(routes.CONNECTION_LOST, detail, True, definite=False) from error
+            raise failure_of(error, url, may_pass=self._answered) from error
         self.agents.answered(url)
         self._answered = True
         return answer
 
     async def _answer(self, session: aiohttp.ClientSession, url: str, call: Call) -> Answer:
-        if call.bulk and url not in self._not_in_place and url.startswith("http://"):
+        if call.bulk and url not in self._not_in_place and url.startswith("http"):
             try:
                 got = await self._bulk.get(url, call.path, call.params, call.headers, call.on_head)
             except (UnknownLength, Unsupported):
                 self._not_in_place.add(url)
             else:
                 return _judged(got.status, got.headers, got.body)
-        if call.append and url not in self._not_in_place and url.startswith("http://"):
+        if call.append and url not in self._not_in_place and url.startswith("http"):
             try:
                 return await self._post(url, call)
             except Unsupported:  # the same for every agent, and nothing has happened
@@ -466,27 +487,6 @@ def _judged(status: int, headers: Mapping[str, str], body: bytes | memoryview) -
         return Answer(status, headers, body)
     problem = routes.json_object(body)
     raise routes.failure_from_problem(status, problem, headers.get("Retry-After"))
-
-
-def _error(failure: Failure, elapsed_ms: int, definite: bool) -> ShoalError | Unreachable:
-    tried = f" (gave up after {elapsed_ms / 1_000:.0f} s)" if elapsed_ms >= 1_000 else ""
-    if failure.code not in ERRORS:
-        return Unreachable(failure.detail + tried, definite=definite)
-    problem = {
-        **failure.problem,
-        "code": failure.code,
-        "detail": failure.detail + tried,
-        "definite": definite,
-    }
-    return ShoalError.from_problem(problem)
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return str(error.os_error.strerror or error.os_error)
-    if isinstance(error, aiohttp.ClientResponseError):
-        return NOT_HTTP
-    return str(error) or type(error).__name__
 
 
 async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:

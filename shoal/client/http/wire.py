@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
+from shoal.tls import SPEAKS_TLS, TLS_ALERT
+
 HEAD_BYTES_MAX: Final = 64 << 10
 NOT_HTTP: Final = "what answers there does not speak HTTP (a gossip port, perhaps)"
 HEAD_END: Final = b"\r\n\r\n"
@@ -77,7 +79,7 @@ def whole_answer(data: bytes | bytearray, body_bytes_max: int) -> WholeAnswer | 
         if len(data) > HEAD_BYTES_MAX:
             raise BrokenAnswer(f"a head of more than {HEAD_BYTES_MAX} bytes")
         if not data.startswith(b"HTTP/1."[: len(data)]):
-            raise BrokenAnswer(NOT_HTTP)
+            raise BrokenAnswer(SPEAKS_TLS if data.startswith(TLS_ALERT) else NOT_HTTP)
         return None
     head = bytes(data[: end + 2])
     status = head[9:12]

@@ -90,8 +90,10 @@ class LonePath:
         routes: Callable[[], TopicRoutes | None],
         call: Callable[[int, str], Call],
         partition: int | None,
+        schemes: tuple[str, ...],
     ) -> None:
-        """`identities`: the producer's, by partition. `call`: an append but for its sequence and records."""
+        """`identities`: the producer's, by partition. `call`: an append but for its sequence and records.
+        `schemes`: of the URLs that may be asked."""
         self._gatherer = gatherer
         self._batcher = batcher
         self._statistics = statistics
@@ -99,6 +101,7 @@ class LonePath:
         self._routes = routes
         self._call = call
         self._partition = partition
+        self._schemes = tuple(scheme for scheme in schemes if scheme.startswith("http"))
         self._spread = 0
         self._heads: dict[tuple[int, str, str], bytes] = {}
         self._paused_until: dict[str, float] = {}
@@ -173,7 +176,7 @@ class LonePath:
             number = routes.partitions[index].partition
         route = routes.get(number)
         url = None if route is None else route.leader_url
-        if url is None or not url.startswith("http://"):
+        if url is None or not url.startswith(self._schemes):
             return None
         paused_until = self._paused_until.get(url)
         if paused_until is not None and time.monotonic() < paused_until:

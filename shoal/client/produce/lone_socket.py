@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import struct
 import sys
 import time
+from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -29,8 +31,14 @@ _READ_BYTES: Final = 64 << 10
 class LoneSockets:
     """A producer's connections for lone records."""
 
-    def __init__(self, connect_timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        connect_timeout_seconds: float,
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+    ) -> None:
+        """`tls`: the context for agents at https URLs."""
         self._connect_timeout_seconds = connect_timeout_seconds
+        self._context = tls
         self._kept: dict[str, tuple[socket.socket, float]] = {}
         """With the time when each was last used."""
         self._busy = False
@@ -61,7 +69,7 @@ class LoneSockets:
         self._closed = True
         for connected, _ in list(self._kept.values()):
             with contextlib.suppress(OSError):
-                connected.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)  # of TLS another thread makes use now
         if not self._busy:
             self._drop_all()
 
@@ -79,16 +87,12 @@ class LoneSockets:
         self._drop(url)
         if len(self._kept) >= AGENTS_MAX:
             self._drop(next(iter(self._kept)))
-        parts = urlsplit(url)
         try:
-            connected = socket.create_connection(
-                (parts.hostname or "", parts.port or 80), self._connect_timeout_seconds
-            )
-        except OSError:
+            connected = self._connected(url)
+        except OSError:  # an SSLError, too
             return None
         self._kept[url] = (connected, now)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if sys.platform == "win32":
+        if sys.platform == "win32" or isinstance(connected, ssl.SSLSocket):
             connected.settimeout(ANSWER_SECONDS)
             return connected
         # The kernel's own timeouts: with Python's each call is two.
@@ -96,6 +100,21 @@ class LoneSockets:
         timeout = struct.pack("ll", 0, int(ANSWER_SECONDS * 1_000_000))
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             connected.setsockopt(socket.SOL_SOCKET, option, timeout)
+        return connected
+
+    def _connected(self, url: str) -> socket.socket:
+        """A new one. Raises OSError."""
+        parts = urlsplit(url)
+        is_tls = parts.scheme == "https"
+        address = (parts.hostname or "", parts.port or (443 if is_tls else 80))
+        connected = socket.create_connection(address, self._connect_timeout_seconds)
+        try:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if is_tls:
+                connected = self._context().wrap_socket(connected, server_hostname=parts.hostname)
+        except BaseException:
+            connected.close()
+            raise
         return connected
 
     def _drop(self, url: str) -> None:

@@ -162,7 +162,7 @@ class AsyncProducer(LiveObject):
         self._aborted = False
         self.lone: LonePath | None = None
         """The way of single records that are waited for; None where there is none."""
-        self.sockets = LoneSockets(cluster.config.connect_timeout_ms / 1_000)
+        self.sockets = LoneSockets(cluster.config.connect_timeout_ms / 1_000, cluster.tls)
         """That way's connections for callers on other threads."""
 
     async def __aenter__(self) -> Self:
@@ -191,8 +191,9 @@ class AsyncProducer(LiveObject):
                 self._counts,
                 self._identities,
                 partial(self._cluster.routes.topic, self.topic),
-                self._call,
+                lambda partition, identity: self._cluster.signed(self._call(partition, identity)),
                 self._partition,
+                self._cluster.schemes,
             )
         self.gatherer.partitions = frozenset(route.partition for route in self._routes().partitions)
         self._opened.add(self)

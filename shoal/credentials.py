@@ -1,0 +1,157 @@
+"""The proof of a client's identity: a token or a certificate, and the authority that the client believes.
+
+Law of this file: the standard library only, for Spark's workers have no other. A secret shows in no repr,
+error or log line; `Secret.reveal` is called where a request leaves, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypedDict
+
+from shoal.errors import ClientError
+
+TOKEN_VARIABLE: Final = "SHOAL_TOKEN"  # noqa: S105 -- a name
+CA_VARIABLE: Final = "SHOAL_CA"
+CERTIFICATE_VARIABLE: Final = "SHOAL_CERTIFICATE"
+KEY_VARIABLE: Final = "SHOAL_CERTIFICATE_KEY"
+"""A command of `shoal consume --exec` finds the key of a message in SHOAL_KEY."""
+TOKEN_CHARACTERS_MAX: Final = 4_096
+"""A token of agents has some 70. One of another issuer carries claims, and a request's head has 8 KiB."""
+FILE_BYTES_MAX: Final = 1 << 20
+"""Of a file of certificates: those of all public authorities together have 220 KiB."""
+PEM: Final = "-----BEGIN "
+"""The beginning of certificates given as text in place of a file's name."""
+_TOKEN: Final = re.compile(r"[\x21-\x7e]+")
+
+
+class Secret:
+    """A text that shows nowhere by itself. A pickle has it: Spark's tasks need it."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """The text, for the request that carries it."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Secret, (self._text,))
+
+
+class CredentialOptions(TypedDict, total=False):
+    """The proof of who asks, and whom the client believes; each has a variable of the environment.
+
+    `token`: the token, or `@FILE` with it. `ca`: a file of certificates of authorities, in place of the
+    system's. `certificate`, `key`: files with the client's own; a key may stand in the certificate's file.
+    """
+
+    token: str | None
+    ca: str | None
+    certificate: str | None
+    key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Checked ones. `ca` is the name of a file, or its text (PEM)."""
+
+    token: Secret | None = None
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+
+    @property
+    def has_files(self) -> bool:
+        """Whether TLS needs more than the system's authorities."""
+        return self.ca is not None or self.certificate is not None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of each request."""
+        return {} if self.token is None else {"Authorization": f"Bearer {self.token.reveal()}"}
+
+
+NO_CREDENTIALS: Final = Credentials()
+
+
+def credentials_of(
+    environment: Mapping[str, str],
+    *,
+    token: str | None = None,
+    ca: str | None = None,
+    certificate: str | None = None,
+    key: str | None = None,
+) -> Credentials:
+    """The given ones; for those that are None the environment's. An empty text stands for none.
+
+    Raises ClientError, one line without a secret, for a token that cannot be one and for an unfit file."""
+    token = environment.get(TOKEN_VARIABLE) if token is None else token
+    ca = (environment.get(CA_VARIABLE) if ca is None else ca) or None
+    if certificate is None and key is None:
+        certificate, key = environment.get(CERTIFICATE_VARIABLE), environment.get(KEY_VARIABLE)
+    certificate, key = certificate or None, key or None
+    if key is not None and certificate is None:
+        raise ClientError("a key without its certificate: give certificate=FILE, too (SHOAL_CERTIFICATE)")
+    if ca is not None and not ca.startswith(PEM):
+        read_private(ca, "the authority's certificate", is_secret=False)
+    if certificate is not None:
+        read_private(certificate, "the client's certificate", is_secret=key is None)
+    if key is not None:
+        read_private(key, "the client's key")
+    return Credentials(token_of(token) if token else None, ca, certificate, key)
+
+
+def token_of(text: str) -> Secret:
+    """The token that a text is, or that the file behind its `@` has. Raises ClientError."""
+    source = "the token"
+    if text.startswith("@"):
+        source = f"the token in {text[1:]}"
+        text = read_private(text[1:], "the token")
+    text = text.strip()
+    if not text:
+        raise ClientError(f"{source} is empty")
+    if len(text) > TOKEN_CHARACTERS_MAX:
+        raise ClientError(f"{source} has {len(text)} characters; none has more than {TOKEN_CHARACTERS_MAX}")
+    if text.lower().startswith("bearer "):
+        raise ClientError(f"{source} begins with `Bearer`: leave that out")
+    if _TOKEN.fullmatch(text) is None:
+        raise ClientError(f"{source} has a blank, a line break or a character that no token has")
+    return Secret(text)
+
+
+def read_private(path: str, what: str, *, is_secret: bool = True) -> str:
+    """A file's text. A secret that every user of this host may read is refused: each of them could act under
+    it, and nobody would see who did. Raises ClientError."""
+    if not path:
+        raise ClientError(f"{what}: a file's name is missing")
+    try:
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if is_secret and stat.S_ISREG(mode) and mode & stat.S_IROTH and os.name == "posix":
+                raise ClientError(f"every user may read {what} in {path}: `chmod o= {path}` first")
+            data = file.read(FILE_BYTES_MAX + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "that is no name of a file"
+        raise ClientError(f"{what} cannot be read: {path!r}: {reason}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise ClientError(f"{what} cannot be read: {path} has more than {FILE_BYTES_MAX} bytes")
+    try:
+        return data.decode("ascii") if is_secret else data.decode()
+    except UnicodeDecodeError:
+        raise ClientError(f"{what} cannot be read: {path} is no text") from None
