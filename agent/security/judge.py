@@ -1,0 +1,124 @@
+"""The judge of an agent: an Access over the security state that its catalog has.
+
+Law of this file: no clock, no I/O. The state is read where the catalog keeps it, so that a verdict is of the
+newest state that this agent has applied. An agent that is cut off from the others judges by the last one. A
+revocation reaches it when it hears of the catalog again; until then a token holds to its expiry.
+
+Time. Tokens expire by the agent's wall clock. Where that jumps ahead by an hour, tokens that end in this hour
+are refused early. Where it jumps back by up to CLOCK_BACK_MAX_MS, the judge goes on with the latest time that
+it has seen. So a token that has expired does not come alive again. A clock that goes back further had been
+wrong before, and is believed now: else tokens would be refused until the wrong time comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from shoal.agent.security.access import ANONYMOUS, Identity, PeerCertificate, Proof
+from shoal.agent.security.needs import Need
+from shoal.agent.security.principals import BOOTSTRAP, Place, Security
+from shoal.agent.security.rules import Rule, allowed
+from shoal.agent.security.tokens import Token, TokenError, same_hash, token_of_header
+from shoal.errors import ShoalError
+
+CLOCK_BACK_MAX_MS: Final = 3_600_000
+REMEMBERED_MAX: Final = 4_096
+"""Identities whose rules are remembered. When full they are forgotten, not searched."""
+
+
+class Judge:
+    """Of an agent that asks for credentials. `state`: as the catalog has it now."""
+
+    is_on = True
+
+    def __init__(
+        self,
+        state: Callable[[], Security],
+        first_token: bytes | None = None,
+        tell_first: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`first_token`: the hash of the token that counts as administrator until there is one. `tell_first`:
+        called with each use of it."""
+        self._state = state
+        self._first_token = first_token
+        self._tell_first = tell_first
+        self._seen: tuple[Place, bool] | None = None
+        self._version = 0
+        self._latest_ms = 0
+        self._rules: dict[tuple[str, tuple[str, ...]], tuple[Rule, ...]] = {}
+
+    def __repr__(self) -> str:
+        return f"Judge(version={self._version} {self._state()!r})"
+
+    @property
+    def version(self) -> int:
+        """Another number with each change of principals, roles or tokens."""
+        state = self._state()
+        if (now := (state.changed, state.is_settled)) != self._seen:
+            self._seen = now
+            self._version += 1
+            self._rules.clear()
+        return self._version
+
+    def identify(
+        self, authorization: str | None, certificate: PeerCertificate | None, now_ms: int
+    ) -> Identity:
+        """A token counts before a certificate: an agent that passes a request on shows its client's. Raises
+        ShoalError unauthenticated."""
+        if authorization is not None:
+            try:
+                token = token_of_header(authorization)
+            except TokenError as error:
+                raise ShoalError("unauthenticated", str(error)) from None
+            if not 0 <= self._latest_ms - now_ms <= CLOCK_BACK_MAX_MS:
+                self._latest_ms = now_ms
+            return self._bearer(token, self._latest_ms)
+        if certificate is None:
+            return Identity(ANONYMOUS, Proof.NONE)
+        return Identity(certificate.name, Proof.AGENT if certificate.is_agent else Proof.CERTIFICATE)
+
+    def _bearer(self, token: Token, now_ms: int) -> Identity:
+        state, token_hash = self._state(), token.hash()
+        # The lookup's time tells nothing of use: nobody can choose the hash of a token.
+        known = state.token(token_hash)
+        if known is not None:
+            principal, entry = known
+            if not entry.is_live(now_ms):
+                raise ShoalError(
+                    "unauthenticated", f"token {token.id} has expired: ask for another, `shoal secure token`"
+                )
+            return Identity(principal, Proof.TOKEN, entry.expires_ms)
+        if self._first_token is not None and same_hash(token_hash, self._first_token):
+            if state.is_settled:
+                raise ShoalError(
+                    "unauthenticated",
+                    f"token {token.id} is the first one, which counts no more: there are administrators now",
+                )
+            self._tell_first()
+            return Identity(BOOTSTRAP, Proof.TOKEN)
+        raise ShoalError(
+            "unauthenticated", f"token {token.id} is not known: it was revoked, or is of another cluster"
+        )
+
+    def may(self, identity: Identity, wanted: Need, resource: str) -> bool:
+        """Everybody may also do as the anonymous may. Agents may do everything, since they hold everything;
+        the first token may, until there is an administrator."""
+        if identity.proof in (Proof.AGENT, Proof.OPEN):
+            return True
+        if identity.principal == BOOTSTRAP and identity.proof is Proof.TOKEN:
+            return not self._state().is_settled
+        return allowed(self._rules_of(identity), wanted, resource)
+
+    def _rules_of(self, identity: Identity) -> tuple[Rule, ...]:
+        version = self.version  # forgets them where the state is another one
+        assert version > 0
+        key = identity.principal, identity.roles
+        rules = self._rules.get(key)
+        if rules is None:
+            state = self._state()
+            rules = (*state.rules_of(*key), *state.rules_of(ANONYMOUS))
+            if len(self._rules) >= REMEMBERED_MAX:
+                self._rules.clear()
+            self._rules[key] = rules
+        return rules
