@@ -34,6 +34,7 @@ from shoal.agent.receive import (
     StoppedAction,
     Wanted,
 )
+from shoal.agent.security.principals import AskedBy
 from shoal.agent.submission import Acks, Answer, Appended, Submission
 from shoal.agent.table import (
     MAX_SCAN_BYTES,
@@ -261,6 +262,26 @@ class Levels(Protocol):
     async def raise_level(self, wanted: object, without: object, timeout_ms: int) -> Json: ...
 
 
+class Principals(Protocol):
+    """Principals, roles and tokens. Changes happen at the catalog's leader; elsewhere
+    ShoalError("not-leader", leader_url=...). `by`: without time and id of the request, which are added."""
+
+    def principals(self) -> list[Json]: ...
+    def principal(self, name: str) -> Json: ...
+    def roles(self) -> list[Json]: ...
+    def role(self, name: str) -> Json: ...
+    async def put_principal(
+        self, name: str, body: Json | None, by: AskedBy, timeout_ms: int, if_version: str | None
+    ) -> tuple[bool, Json]: ...
+    async def delete_principal(self, name: str, by: AskedBy, timeout_ms: int) -> None: ...
+    async def put_role(
+        self, name: str, body: Json | None, by: AskedBy, timeout_ms: int, if_version: str | None
+    ) -> tuple[bool, Json]: ...
+    async def delete_role(self, name: str, by: AskedBy, timeout_ms: int) -> None: ...
+    async def make_token(self, principal: str, body: Json | None, by: AskedBy, timeout_ms: int) -> Json: ...
+    async def revoke_token(self, token_id: str, by: AskedBy, timeout_ms: int) -> None: ...
+
+
 class Members(Protocol):
     """The pool, and this agent's place in it."""
 
@@ -292,8 +313,8 @@ class Documents(Protocol):
 
 
 class Broker(
-    Records, ConsumerGroups, Deliveries, GroupPartitions, Tables, Leaders, Topics, Levels, Members, Peers,
-    Documents, Protocol,
+    Records, ConsumerGroups, Deliveries, GroupPartitions, Tables, Leaders, Topics, Levels, Principals,
+    Members, Peers, Documents, Protocol,
 ):  # fmt: skip
     """The whole agent."""
 

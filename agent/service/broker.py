@@ -33,6 +33,7 @@ from shoal.agent.service.event_sources import EventSources
 from shoal.agent.service.groups import GroupService
 from shoal.agent.service.level_admin import LevelService
 from shoal.agent.service.readiness import catalog_check, disk_check
+from shoal.agent.service.security_admin import SecurityAdmin
 from shoal.agent.service.tables import TableService
 from shoal.errors import ShoalError
 from shoal.format.timestamps import format_time
@@ -42,7 +43,7 @@ MAX_WAIT_MS = 60_000  # of a blocking query, as docs/http.md says
 MAX_DAMAGE_SHOWN = 100  # ranges of one partition: a reader of more needs no list of them
 
 
-class Broker(GroupService, TableService, LevelService):
+class Broker(GroupService, TableService, LevelService, SecurityAdmin):
     """One per agent: all that agent/interface.py asks for."""
 
     def __init__(

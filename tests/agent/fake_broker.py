@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 from fake_gossip_keys import FakeKeyedGossip
 from fake_groups import FakeDelivery, FakeGroupBroker
+from fake_principals import FakePrincipalBroker, InstantCatalog
 from fake_tables import FakeTableBroker
 
 from shoal.agent.events.feed import EventFeed
@@ -145,6 +146,7 @@ class FakeCluster:
         """Topics that hold dead letters."""
         self.deliveries: dict[tuple[str, int], FakeDelivery] = {}
         self.promises: dict[tuple[bytes, int, int], Promise] = {}
+        self.security = InstantCatalog()
 
     def add(self, name: str) -> FakeBroker:
         broker = FakeBroker(self, name)
@@ -185,7 +187,7 @@ class FakeCluster:
         return sum(log.end for log in self.logs.values())
 
 
-class FakeBroker(FakeGroupBroker, FakeTableBroker):
+class FakeBroker(FakeGroupBroker, FakeTableBroker, FakePrincipalBroker):
     """One agent's broker."""
 
     def __init__(self, cluster: FakeCluster, name: str) -> None:

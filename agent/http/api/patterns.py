@@ -92,6 +92,12 @@ def durations(low_ms: int, high_ms: int) -> str:
 
 GROUP_NAME = "^(?![.]{1,2}$)[a-zA-Z0-9._-]{1,64}$"
 """Of a consumer group."""
+PRINCIPAL = "^[a-zA-Z0-9._@+-]{1,128}$"
+"""The name of a principal."""
+ROLE = "^[a-zA-Z0-9._-]{1,64}(:[a-zA-Z0-9._-]{0,249}[*]?)?$"
+"""The name of a role, the built-in ones of topics among them."""
+TOKEN_ID = "^[a-z2-7]{8}$"  # noqa: S105 -- the form of an id
+RULE = "^(topic|group|cluster)(:[a-zA-Z0-9._/-]*[*]?)?=([a-z]+(,[a-z]+)*|[*])$"
 START = f"^(earliest|latest|@({TIMES}))$"
 RECEIPT = "^g1[A-Za-z0-9_-]{53}[AQgw]([.](0|[1-9][0-9]{0,17})(-[1-9][0-9]{0,17})?)?$"
 

@@ -18,6 +18,7 @@ from shoal.agent.http.api.needs import told
 from shoal.agent.http.api.operation import Answer, Operation, Parameter, Schema
 from shoal.agent.http.api.operations import PAGE
 from shoal.agent.http.api.schemas import NAME, PARTITION_NUMBER, SCHEMAS, TEXT, USER_NAME
+from shoal.agent.http.api.security_schemas import PRINCIPAL_NAME, ROLE_NAME, TOKEN_ID
 from shoal.agent.http.api.table_operations import KEY
 from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.dispatch import Route
@@ -42,6 +43,9 @@ _VARIABLES: dict[str, tuple[str, Schema]] = {
     "group": ("1 to 64 of a-z A-Z 0-9 . _ -.", GROUP_NAME),
     "consumer": ("1 to 128 printable characters.", LABEL),
     "key": ("The row's key, percent-encoded; slashes may also stand in it as they are.", KEY),
+    "principal": ("1 to 128 of a-z A-Z 0-9 . _ @ + -.", PRINCIPAL_NAME),
+    "role": ("1 to 64 of a-z A-Z 0-9 . _ -, or a built-in one as `consumer:orders*`.", ROLE_NAME),
+    "token": ("The token's id: the 8 characters behind `shoal_`.", TOKEN_ID),
     "kept": ("The name that a kept topic had, or its id.", TEXT),
 }
 

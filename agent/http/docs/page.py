@@ -29,6 +29,9 @@ pre { overflow-x: auto }
 _GROUPS = (
     ("Topics", "/v1/topics"),
     ("Members", "/v1/members"),
+    ("Principals", "/v1/principals"),
+    ("Roles", "/v1/roles"),
+    ("Tokens", "/v1/tokens"),
     ("Routes and events", "/v1/"),
     ("Operation", "/"),
 )
@@ -42,6 +45,8 @@ _EXAMPLES = {
     "{consumer}": "worker-1",
     "{partition}": "0",
     "{kept}": "orders",
+    "{principal}": "ann",
+    "{role}": "clerk",
     "{key}": "users/ann",
 }
 

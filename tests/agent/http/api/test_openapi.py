@@ -154,6 +154,13 @@ async def test_a_whole_agent_answers_as_described(tmp_path: Path) -> None:
             ("GET", "/v1/keys", None, {}),
             ("GET", "/v1/cluster/level", None, {}),
             ("POST", "/v1/cluster/level", {}, {}),
+            ("PUT", "/v1/roles/clerk", {"rules": ["topic:orders*=read"]}, {}),
+            ("PUT", "/v1/principals/bob", {"roles": ["clerk", "consumer:a*"]}, {}),
+            ("POST", "/v1/principals/bob/tokens", {"expires_in": "1h"}, {}),
+            ("GET", "/v1/principals", None, {}),
+            ("GET", "/v1/principals/bob", None, {}),
+            ("GET", "/v1/roles", None, {}),
+            ("GET", "/v1/roles/viewer", None, {}),
             ("GET", "/readyz", None, {"verbose": ""}),
             ("GET", "/livez", None, {}),
         ]

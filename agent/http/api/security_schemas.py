@@ -1,0 +1,69 @@
+"""The JSON documents about principals, roles and tokens, beside those of schemas.py.
+
+Pure values. They join SCHEMAS here, so that references find them.
+"""
+
+from __future__ import annotations
+
+from shoal.agent.http.api import patterns
+from shoal.agent.http.api.operation import Schema
+from shoal.agent.http.api.schemas import (
+    BOOLEAN,
+    SCHEMAS,
+    TEXT,
+    TIME,
+    closed,
+    described,
+    list_of,
+    members_of,
+    or_null,
+    reference,
+)
+
+PRINCIPAL_NAME: Schema = {"type": "string", "pattern": patterns.PRINCIPAL}
+ROLE_NAME: Schema = {"type": "string", "pattern": patterns.ROLE}
+TOKEN_ID: Schema = {"type": "string", "pattern": patterns.TOKEN_ID}
+_RULES: Schema = {**list_of({"type": "string", "pattern": patterns.RULE}), "maxItems": 64}
+_LIFETIMES = patterns.durations(1_000, 3_653 * 86_400_000)[1:-1]
+_EXPIRY: Schema = {
+    "type": "string",
+    "pattern": f"^(never|{_LIFETIMES})$",
+    "examples": ["1h", "90d", "never"],
+}
+_VERSION = described(TEXT, "Another one with each change of roles and rules.")
+_MADE: dict[str, Schema] = {
+    "id": TOKEN_ID,
+    "expires_at": or_null(TIME),
+    "made_by": described(TEXT, "The principal that asked for it."),
+    "made_at": TIME,
+}
+
+SECURITY_SCHEMAS: dict[str, Schema] = {
+    "Principal": members_of(
+        name=TEXT,
+        roles=list_of(TEXT),
+        rules=list_of(TEXT),
+        version=_VERSION,
+        tokens=list_of({"$ref": "#/components/schemas/TokenEntry"}),
+    ),
+    "PrincipalList": members_of(principals=list_of({"$ref": "#/components/schemas/Principal"})),
+    "PutPrincipal": closed({"roles": {**list_of(ROLE_NAME), "maxItems": 16}, "rules": _RULES}),
+    "Role": members_of(
+        name=TEXT,
+        rules=list_of(TEXT),
+        built_in=BOOLEAN,
+        version=or_null(_VERSION),
+    ),
+    "RoleList": members_of(roles=list_of({"$ref": "#/components/schemas/Role"})),
+    "PutRole": closed({"rules": _RULES}),
+    "TokenEntry": members_of(**_MADE),
+    "MakeToken": closed({"expires_in": described(_EXPIRY, "90d unless it is said.")}),
+    "Token": members_of(
+        token=described(TEXT, "The token itself, which is told here and never again."),
+        principal=TEXT,
+        **_MADE,
+    ),
+}
+SCHEMAS.update(SECURITY_SCHEMAS)
+
+__all__ = ["SECURITY_SCHEMAS", "reference"]
