@@ -32,9 +32,8 @@ from shoal.agent.receive import (
     Wanted,
 )
 from shoal.agent.service.group_admin import GroupAdmin
-from shoal.agent.service.records import RecordService
+from shoal.agent.service.records import RecordService, offset_at_time
 from shoal.agent.service.redrive import Redriver
-from shoal.agent.service.time_search import offset_at_time
 from shoal.errors import ErrorCode, ShoalError
 from shoal.format.timestamps import format_time
 

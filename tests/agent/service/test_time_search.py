@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.fetch import Fetch, FetchRequest, Offsets
-from shoal.agent.service.time_search import offset_at_time
+from shoal.agent.service.records import offset_at_time
 from shoal.format.batch import (
     DEFAULT_SCHEMA,
     LogIdentity,

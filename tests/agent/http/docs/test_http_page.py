@@ -36,7 +36,9 @@ ANSWERS = (
     b'{"topic":"orders"', b"", b": still here\n\nid: ",
     b'{"topic":"orders","records":[{"partition":0,"offset":0', b"", b": still here\n\nid: 0:",
     b'{"cluster":', b'{"cluster":', b'{"version":', b'{"version":', b'{"id":',
-    b'{"members":1,"keys":[', b'{"level":', b'{"openapi":"3.1.0"', b"<!doctype html>", b'{"status":"alive"}',
+    b'{"members":1,"keys":[', b'{"level":',
+    b'{"name":"ann"', b'{"name":"clerk"', b'{"name":"bob"', b'{"token":"shoal_', b'{"principals":[',
+    b'{"openapi":"3.1.0"', b"<!doctype html>", b'{"status":"alive"}',
     b'{"status":"ready","checks":', b"# ", b"# ",
 )  # fmt: skip
 
