@@ -220,6 +220,10 @@ VARIABLES: Mapping[str, tuple[str, str]] = {
         "commands, Python clients, Spark",
         "Its key, unless that stands in the same file.",
     ),
+    "SHOAL_CONTEXT": (
+        "commands",
+        "The context that counts, empty for none. Default: the one that `shoal context use` named.",
+    ),
     "SHOAL_CONFIG": ("`shoal agent`", "The configuration file, as `--config` names it."),
     "SHOAL_FIRST_PROCESS": (
         "agents of `--cores`",

@@ -16,11 +16,12 @@ from typer import TyperException
 
 from shoal import __version__
 from shoal.agent.cli import agent as agent_commands
-from shoal.agent.cli import cluster, config, drain, group, keys, level, partition, spark, topic
+from shoal.agent.cli import cluster, config, context, drain, group, keys, level, partition, spark, topic
 from shoal.agent.cli.bench import command as bench
 from shoal.agent.cli.examine import doctor, log
 from shoal.agent.cli.records import consume, produce, table
 from shoal.agent.cli.terminal.completion import join_bash_words
+from shoal.agent.cli.terminal.connection import with_credentials
 from shoal.agent.cli.terminal.options import (
     DEFAULT_AGENT,
     Output,
@@ -71,6 +72,7 @@ single = (
 )
 groups = (
     config.configs,
+    context.context,
     keys.keys,
     level.cluster,
     topic.topics,
@@ -81,7 +83,8 @@ groups = (
     spark.spark,
 )
 for commands in (*single, *groups):  # `own` has no commands yet
-    app.add_typer(with_json(commands))
+    known = commands if commands is context.context else with_credentials(commands)
+    app.add_typer(with_json(known))
 
 
 def _version(wanted: bool) -> None:

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from shoal.agent.cli.terminal.connection import variables
 from shoal.agent.cli.terminal.options import (
     DEFAULT_AGENT,
     AgentOption,
@@ -131,7 +132,7 @@ def run(
             with_admin(agent, lambda client: client.agent())
         if asked.is_local:
             launch.check_port()
-        environment = {**os.environ, "SHOAL_AGENT": agent}
+        environment = {**os.environ, **variables(agent)}
         environment.setdefault("PYTHONWARNINGS", launch.NO_STATIC_WARNINGS)
         prepare(environment)
     except SourceError as error:

@@ -22,7 +22,9 @@ class Ran(NamedTuple):
 async def start(*arguments: str, agent: str | None = None, **environment: str) -> Process:
     """Start a command; the caller ends it."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
-    clean.update(environment, COLUMNS="200")
+    clean.update(
+        {"XDG_CONFIG_HOME": os.devnull, **environment}, COLUMNS="200"
+    )  # not the contexts of somebody
     if agent is not None:
         clean["SHOAL_AGENT"] = agent
     return await asyncio.create_subprocess_exec(

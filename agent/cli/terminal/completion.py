@@ -10,7 +10,13 @@ import os
 import re
 from collections.abc import MutableMapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from shoal.agent.cli.terminal.connection import OPTIONS, chosen
+from shoal.agent.cli.terminal.output import CliError
+
+if TYPE_CHECKING:
+    from shoal.credentials import Credentials
 
 ANSWER_SECONDS = 0.5  # somebody has pressed a key and waits
 ANSWER_BYTES_MAX = 1 << 20
@@ -43,48 +49,61 @@ def _names(context: Any, what: str, incomplete: str, below: str = "/v1") -> list
     from http.client import HTTPException  # only now: no other command needs it
 
     from shoal.client.http.routes import bootstrap_urls
+    from shoal.errors import ClientError
 
     try:
-        urls = bootstrap_urls(_agent_of(context))
-    except ValueError:
+        agent, credentials = _asked_as(context)
+        urls = bootstrap_urls(agent)
+    except (ValueError, ClientError, CliError):
         return []
     for url in urls[:AGENTS_ASKED_MAX]:
         try:
-            listed = json.loads(_answer(url.rstrip("/"), f"{below}/{what}"))[what]
+            listed = json.loads(_answer(url.rstrip("/"), f"{below}/{what}", credentials))[what]
             names = {str(entry["name"]) for entry in listed if entry.get("name")}
-        except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError):
+        except (ClientError, OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError):
             continue
         return sorted(name for name in names if name.startswith(incomplete))
     return []
 
 
-def _answer(url: str, path: str) -> bytes:
+def _answer(url: str, path: str, credentials: Credentials) -> bytes:
     """The body of a GET, from a URL or by the path of a socket. Raises OSError, HTTPException."""
     import socket
     from http.client import HTTPConnection
-    from urllib.request import urlopen
+    from urllib.request import Request, urlopen
 
     from shoal.client.http.routes import UNIX
+    from shoal.tls import client_context
 
     if not url.startswith(UNIX):
-        with urlopen(url + path, timeout=ANSWER_SECONDS) as answer:  # noqa: S310
+        tls = client_context(credentials) if url.startswith("https:") else None
+        request = Request(url + path, headers=credentials.headers)  # noqa: S310
+        with urlopen(request, timeout=ANSWER_SECONDS, context=tls) as answer:  # noqa: S310
             return bytes(answer.read(ANSWER_BYTES_MAX))
     with closing(HTTPConnection("localhost")) as connection:
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.settimeout(ANSWER_SECONDS)
         connection.sock.connect(url.removeprefix(UNIX))
-        connection.request("GET", path)
+        connection.request("GET", path, headers=credentials.headers)
         return connection.getresponse().read(ANSWER_BYTES_MAX)
 
 
-def _agent_of(context: Any) -> str | None:
-    """The command's own --agent, or the one before the command, or SHOAL_AGENT."""
+def _asked_as(context: Any) -> tuple[str, Credentials]:
+    """By the command's own options, or those before the command, or as the environment and the context say.
+    Raises ClientError and CliError."""
+    from shoal.credentials import credentials_of
+
+    agent: str | None = None
+    typed: dict[str, str | None] = {}
     while context is not None:
         source = context.get_parameter_source("agent")
-        if source is not None and source.name == "COMMANDLINE":
-            return str(context.params["agent"])
+        if source is not None and source.name == "COMMANDLINE" and agent is None:
+            agent = str(context.params["agent"])
+        typed = {name: context.params.get(name) for name in OPTIONS[:3]} | typed
         context = context.parent
-    return os.environ.get("SHOAL_AGENT") or None
+    agent, known = chosen(agent or os.environ.get("SHOAL_AGENT") or None, typed)
+    given = {name: getattr(known, name) or None for name in OPTIONS}
+    return agent, credentials_of(os.environ, **given)
 
 
 def join_bash_words(environment: MutableMapping[str, str]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from shoal.agent.cli.terminal.connection import credential_options
 from shoal.agent.cli.terminal.output import CliError, UsageError
 
 if TYPE_CHECKING:
@@ -46,8 +47,12 @@ ADVICE = {
     "trimmed": "start at --from earliest",
     "beyond-end": "give latest, or an offset within the log",
     "too-large": "a record may have at most 8 MiB",
+    "unauthenticated": "--token @FILE or SHOAL_TOKEN gives a token, `shoal context set` keeps one",
+    "forbidden": "an administrator can grant it, or take another token",
 }
 NOBODY_ADVICE = "is an agent running? Start one with `shoal dev`, or name one with --agent URL or SHOAL_AGENT"
+
+TLS_ADVICE = "--ca, --certificate and --certificate-key name files; `shoal context set` keeps them"
 
 TOLD_WITH_CLUSTER = ("not-enough-members", "unknown-topic", "unknown-member")
 """Another cluster's agent may answer otherwise: these errors name the agent that was asked."""
@@ -60,7 +65,7 @@ def with_client(agent: str, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
     """Run `work` with a client of these agents. Raises CliError for every failure with a known cause."""
     from shoal.client.async_client import AsyncClient
 
-    return _explained(AsyncClient(_urls(agent), _settings()), work)
+    return _explained(lambda: AsyncClient(_urls(agent), _settings(), **credential_options()), work)
 
 
 def with_admin(
@@ -69,7 +74,8 @@ def with_admin(
     """As with_client, without pyarrow: for commands without records."""
     from shoal.client.async_admin import AdminClient
 
-    return _explained(AdminClient(_urls(agent), _settings(attempt_timeout_ms)), work)
+    config = _settings(attempt_timeout_ms)
+    return _explained(lambda: AdminClient(_urls(agent), config, **credential_options()), work)
 
 
 def _settings(attempt_timeout_ms: int | None = None) -> ClientConfig:
@@ -109,9 +115,14 @@ async def with_asked(detail: str, client: AdminClient) -> str:
     return f"{detail}, says {name}{cluster} at {client.asked}"
 
 
-def _explained(client: C, work: Callable[[C], Awaitable[T]]) -> T:
-    from shoal.client.http.requests import Unreachable
-    from shoal.errors import ShoalError
+def _explained(make: Callable[[], C], work: Callable[[C], Awaitable[T]]) -> T:
+    from shoal.client.http.failures import Unreachable, Untrusted
+    from shoal.errors import ClientError, ShoalError
+
+    try:
+        client = make()
+    except ClientError as error:
+        raise CliError(str(error)) from None
 
     async def body() -> T:
         async with client:
@@ -127,4 +138,5 @@ def _explained(client: C, work: Callable[[C], Awaitable[T]]) -> T:
     except ShoalError as error:
         raise CliError(f"{error.detail} ({error.code})", ADVICE.get(error.code, "")) from error
     except Unreachable as error:
-        raise CliError(error.detail, NOBODY_ADVICE) from error
+        advice = TLS_ADVICE if isinstance(error, Untrusted) else NOBODY_ADVICE
+        raise CliError(error.detail, advice) from error

@@ -24,6 +24,10 @@ class Unreachable(ConnectionError):
         self.definite = definite
 
 
+class Untrusted(Unreachable):
+    """No agent was asked: TLS failed in a way that lasts until a file, a name or a URL is another one."""
+
+
 def failure_of(error: aiohttp.ClientError | OSError, url: str, *, may_pass: bool) -> Failure:
     """The failure of an attempt at this agent. `may_pass`: agents have answered this client before, so a
     certificate that does not fit is one agent's fault, and may be mended."""
@@ -36,7 +40,7 @@ def failure_of(error: aiohttp.ClientError | OSError, url: str, *, may_pass: bool
         below = error.os_error
     cause = str(error) if isinstance(error, NotTrusted) else tls_reason(below)
     if cause is not None:  # before any request was read
-        return Failure(routes.UNREACHABLE, f"{url} cannot be asked: {cause}", may_pass, definite=True)
+        return Failure(routes.UNTRUSTED, f"{url} cannot be asked: {cause}", may_pass, definite=True)
     if isinstance(error, NotConnected | aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
         detail = f"{url} cannot be reached: {_reason(error)}"
         return Failure(routes.UNREACHABLE, detail, retriable=True, definite=True)
@@ -50,7 +54,8 @@ def error_of(failure: Failure, elapsed_ms: int, definite: bool) -> ShoalError | 
     """The error of a request that is given up, after so long."""
     tried = f" (gave up after {elapsed_ms / 1_000:.0f} s)" if elapsed_ms >= 1_000 else ""
     if failure.code not in ERRORS:
-        return Unreachable(failure.detail + tried, definite=definite)
+        kind = Untrusted if failure.code == routes.UNTRUSTED else Unreachable
+        return kind(failure.detail + tried, definite=definite)
     problem = {
         **failure.problem,
         "code": failure.code,

@@ -214,7 +214,7 @@ class Cluster:
                         raise error_of(failed, 0, definite=False) from failed
                     call = call.after(failed)
                     # A refusal that every agent would repeat ends the round.
-                    if failed.definite and not failed.retriable and failed.code != routes.UNREACHABLE:
+                    if failed.definite and not failed.retriable and failed.code not in routes.NO_ANSWER:
                         break
             # The answer of a living agent tells more than that another one is down.
             # Of those that are not there, one that only a change of files or URLs mends.
@@ -427,7 +427,7 @@ class Cluster:
             detail = (
                 f"{url} has no TLS, and the token goes only to agents with TLS, like those that were named"
             )
-            raise Failure(routes.UNREACHABLE, detail, retriable=False, definite=True)
+            raise Failure(routes.UNTRUSTED, detail, retriable=False, definite=True)
         seconds = (self.config.attempt_timeout_ms + call.wait_ms + ANSWER_GRACE_MS) / 1_000
         try:
             async with asyncio.timeout(seconds):

@@ -19,7 +19,8 @@ from shoal.format.hash_ranges import HashRange
 # shoal.errors, and never travel.
 UNREACHABLE = "not-connected"  # no connection was made: nothing happened
 CONNECTION_LOST = "connection-lost"  # the connection broke, or no answer came in time: it may have happened
-NO_ANSWER = (UNREACHABLE, CONNECTION_LOST)  # an agent that could not be heard
+UNTRUSTED = "untrusted"  # TLS did not come about: nothing happened
+NO_ANSWER = (UNREACHABLE, UNTRUSTED, CONNECTION_LOST)  # an agent that could not be heard
 UNEXPECTED_ANSWER = "unexpected-answer"  # an answer that no agent gives: a proxy, another server
 
 # The code of an agent that is leaving. Those before feature levels tell clients to wait for a second then, in
@@ -228,7 +229,7 @@ def after_failure(
     delay_ms = max(failure.retry_after_ms, int(delay_ms * rng.uniform(0.5, 1.0)))
     # A leader whose advertised address this client cannot reach is reached through its peers, every other
     # time.
-    through_any = failure.code in (UNREACHABLE, CONNECTION_LOST) and attempt % 2 == 1
+    through_any = failure.code in NO_ANSWER and attempt % 2 == 1
     return Verdict(elapsed_ms + delay_ms <= policy.total_ms, delay_ms, refresh=True, through_any=through_any)
 
 
