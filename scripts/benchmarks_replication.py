@@ -295,15 +295,7 @@ class HostedCluster(cluster.LocalCluster):
         return [
             *("ip", "netns", "exec", self._space(name)),
             *super()._arguments(name),
-            *(
-                "--insecure",
-                "--bind",
-                address,
-                "--expect",
-                str(len(self._hosts)),
-                "--join",
-                f"{self._prefix}.1:7946",
-            ),
+            *("--bind", address, "--expect", str(len(self._hosts)), "--join", f"{self._prefix}.1:7946"),
         ]
 
 

@@ -23,7 +23,8 @@ from shoal.agent.http.admission.places import Place
 from shoal.agent.http.core.context import Call, Context
 from shoal.agent.http.core.cors import is_preflight, note_origin, preflight, prepare
 from shoal.agent.http.core.dispatch import RouteTable
-from shoal.agent.http.core.forward import FORWARDED_BY, Forwarder
+from shoal.agent.http.core.doorkeeper import Doorkeeper
+from shoal.agent.http.core.forward import Forwarder
 from shoal.agent.http.core.handed_over import HandedOver
 from shoal.agent.http.core.parameters import NO_QUERY, parse_query
 from shoal.agent.http.core.problems import problem_bytes, problem_response
@@ -42,7 +43,7 @@ from shoal.agent.http.tables import row as table_row
 from shoal.agent.interface import Broker
 from shoal.agent.log_lines.schema import about
 from shoal.agent.metrics.measures import ABORTED, NO_OPERATION
-from shoal.agent.security.access import PeerCertificate
+from shoal.agent.security.access import Access, OpenAccess, PeerCertificate
 from shoal.errors import ShoalError, shown
 from shoal.lookup import Lookup
 
@@ -136,11 +137,10 @@ class Dispatcher:
             return web.Response(status=308, headers={"Location": target})
         route, arguments = self._table.resolve(request.method, path)
         handler.operation = route.operation.name
+        certificate = handler.front.certificate
+        asker = self._context.doorkeeper.admit(route.operation, arguments, headers, certificate)
         query = parse_query(raw_query, route.operation.parameter_names) if raw_query else NO_QUERY
-        call = Call(self._context, request, arguments, query, raw_query)
-        if FORWARDED_BY in headers:
-            call.check_agent(f"the header {FORWARDED_BY}")
-        return await route.handler(call)
+        return await route.handler(Call(self._context, request, arguments, query, raw_query, asker))
 
 
 def refusal(request: web.BaseRequest, error: ShoalError, *, close: bool) -> web.StreamResponse:
@@ -259,14 +259,17 @@ def make_runner(
     cors_origins: Iterable[str] = (),
     lookup: Lookup | None = None,
     agents_are_proven: bool = False,
+    access: Access | None = None,
 ) -> HttpRunner:
     """The HTTP side of an agent; call inside the event loop that will run it.
 
     `allowed_hosts`: names beside this machine's that a Host header may carry (a reverse proxy's, for
     example). `cors_origins`: whose pages may use it beside its own. `lookup`: of other agents' names.
-    `agents_are_proven`: TLS tells which connections are other agents'.
+    `agents_are_proven`: TLS tells which connections are other agents'. `access`: judges requests; without one
+    nobody is asked.
     """
     chosen = limits if limits is not None else HttpLimits()
     forwarder = Forwarder(broker.agent_id, chosen, lookup)
-    context = Context(broker, chosen, forwarder, agents_are_proven=agents_are_proven)
+    doorkeeper = Doorkeeper(access or OpenAccess(), agents_are_proven=agents_are_proven)
+    context = Context(broker, chosen, forwarder, doorkeeper)
     return HttpRunner(Dispatcher(context, allowed_hosts, cors_origins), context)

@@ -25,9 +25,12 @@ from shoal.agent.http.admission.answer_rate import AnswerDeadline
 from shoal.agent.http.admission.limits import HEAD_BYTES_MAX, KIB
 from shoal.agent.http.admission.origin import HostPolicy
 from shoal.agent.http.api.media import ARROW_TYPE, JSON_TYPE
+from shoal.agent.http.api.needs import Needs
 from shoal.agent.http.core.body import media_type
 from shoal.agent.http.core.context import Call, Context, partition_number
 from shoal.agent.http.core.dispatch import RouteTable
+from shoal.agent.http.core.doorkeeper import Asker
+from shoal.agent.http.core.forward import AUTHORIZATION
 from shoal.agent.http.core.leader import MOVING_CODES
 from shoal.agent.http.core.parameters import NO_QUERY
 from shoal.agent.http.core.problems import SERVER, problem_bytes
@@ -42,6 +45,7 @@ from shoal.agent.http.http1.head import RequestHead
 from shoal.agent.http.produce.fast_head import append_head
 from shoal.agent.log_lines.schema import about
 from shoal.agent.metrics.measures import ABORTED
+from shoal.agent.security.access import PeerCertificate
 from shoal.errors import ShoalError
 
 FAST_BODY_BYTES_MAX: Final = 64 * KIB
@@ -67,6 +71,17 @@ class FastReceive(NamedTuple):
     partition: int | None
     is_arrow: bool
     headers: CIMultiDictProxy[str]
+    needs: Needs
+
+    @property
+    def authorization(self) -> str | None:
+        """The header's value."""
+        return self.headers.get(AUTHORIZATION)
+
+    @property
+    def resource(self) -> str:
+        """The thing that it is about."""
+        return f"{self.topic}/{self.group}"
 
 
 class ReceiveFront(Protocol):
@@ -76,6 +91,8 @@ class ReceiveFront(Protocol):
     def protocol(self) -> object: ...
     @property
     def transport(self) -> asyncio.Transport | None: ...
+    @property
+    def certificate(self) -> PeerCertificate | None: ...
 
     async def drained(self) -> None:
         """Return when there is room for more to write. ConnectionResetError: the client has gone."""
@@ -96,8 +113,9 @@ class PlainCall(Call):
 
     __slots__ = ()
 
-    def __init__(self, context: Context, headers: CIMultiDictProxy[str]) -> None:
+    def __init__(self, context: Context, headers: CIMultiDictProxy[str], asker: Asker) -> None:
         self.context = context
+        self.asker = asker
         self.headers = headers
         self.arguments = ()
         self.query = NO_QUERY
@@ -142,7 +160,7 @@ class FastReceives:
         partition = partition_number(arguments[1]) if len(arguments) == 3 else None
         return FastReceive(
             body_bytes, route.operation.name, arguments[0], arguments[-1], partition, is_arrow,
-            CIMultiDictProxy(CIMultiDict(headers)),
+            CIMultiDictProxy(CIMultiDict(headers)), route.operation.needs,
         )  # fmt: skip
 
     async def serve(self, request: FastReceive, body: bytes, front: ReceiveFront) -> Ended:
@@ -152,10 +170,10 @@ class FastReceives:
         answer = OwnAnswer(self.context, front)
         try:
             try:
-                asked = self._asked(request, body)
+                asked = self._asked(request, body, front)
                 if asked is None:
                     return Ended.MOVED
-                await while_the_client_waits(self.context.waits, front, asked.send_here(answer.send))
+                await while_the_client_waits(asked.call, front, asked.send_here(answer.send))
                 ended, status = Ended.ANSWERED, OK
             except ShoalError as error:
                 if error.definite and error.code in MOVING_CODES:
@@ -177,7 +195,7 @@ class FastReceives:
         self.context.measures.answered(request.operation, status)
         return ended
 
-    def _asked(self, request: FastReceive, body: bytes) -> ReceiveRequest | None:
+    def _asked(self, request: FastReceive, body: bytes, front: ReceiveFront) -> ReceiveRequest | None:
         """None: not for here. ShoalError: refused."""
         context = self.context
         broker, gate = context.broker, context.gate
@@ -195,7 +213,8 @@ class FastReceives:
             asked = receive_body(json_object(body) if body.strip() else None, is_arrow=request.is_arrow)
         finally:
             gate.leave(len(body))
-        call = PlainCall(context, request.headers)
+        asker = context.doorkeeper.asker(request, front.certificate)
+        call = PlainCall(context, request.headers, asker)
         return ReceiveRequest(call, Target(topic, group, partition), asked, is_arrow=request.is_arrow)
 
 

@@ -22,6 +22,7 @@ from shoal.agent.http.admission.limits import HEAD_BYTES_MAX, KIB
 from shoal.agent.http.admission.origin import HostPolicy
 from shoal.agent.http.api import table_operations as api
 from shoal.agent.http.api.media import JSON_TYPE
+from shoal.agent.http.api.needs import Needs
 from shoal.agent.http.api.operations import ANY
 from shoal.agent.http.core.context import Context
 from shoal.agent.http.core.dispatch import RouteTable
@@ -71,6 +72,7 @@ class RowFields(NamedTuple):
     condition: Condition
     is_asked: bool
     producer: ProducerStamp | None
+    authorization: str | None
 
 
 class FastRow(NamedTuple):
@@ -88,7 +90,18 @@ class FastRow(NamedTuple):
     condition: Condition
     producer: ProducerStamp | None
     is_append: bool
+    authorization: str | None
     lead_bytes: int = 0
+
+    @property
+    def needs(self) -> Needs:
+        """The permissions of which it needs one."""
+        return api.PUT_ROW.needs if self.is_put else api.READ_ROW.needs
+
+    @property
+    def resource(self) -> str:
+        """The thing that it is about."""
+        return self.topic
 
 
 class PutAnswer(Answer, Protocol):
@@ -138,6 +151,7 @@ class FastRows:
         return FastRow(
             fields.body_bytes, operation, answered, topic.decode("ascii"), key, is_put, False,
             self._timeout_ms, fields.condition, producer, is_put and not fields.is_asked,
+            fields.authorization,
         )  # fmt: skip
 
     def request(self, data: bytes, framing: RequestHead) -> FastRow | None:
@@ -190,6 +204,7 @@ class FastRows:
         return FastRow(
             body_bytes, operation, self.context.measures.requests[operation, OK], arguments[0], key, is_put,
             is_local(query), timeout_ms, fields.condition, producer, is_put and not fields.is_asked,
+            fields.authorization,
         )  # fmt: skip
 
     def at_once(self, request: FastRow) -> bytes | None:
@@ -335,4 +350,5 @@ def read_fields(data: bytes, body_bytes: int) -> RowFields | None:
     condition = write_condition(headers, deletes=False)
     producer = producer_stamp(headers)
     reads = reads and not has_condition
-    return RowFields(body_bytes, headers["host"], reads, condition, condition.is_asked, producer)
+    given = headers.get("authorization")
+    return RowFields(body_bytes, headers["host"], reads, condition, condition.is_asked, producer, given)

@@ -106,7 +106,7 @@ class Connection(Front):
         self._appends = shared.appends
         self.measures = shared.appends.context.measures
         self._http: HttpConnection[FastRequest | FastReceive | FastRow | RequestHead]
-        self._http = HttpConnection(shared.request)
+        self._http = HttpConnection(shared.request if certificate is None else shared.reader(certificate))
         self.transport: asyncio.Transport | None = None
         self._handler: HandedOver | None = None  # aiohttp's, once a request went there
         self.under_way = False
@@ -263,6 +263,7 @@ class Connection(Front):
         start = request.lead_bytes - len(head)
         same = size >= len(head) and memory[start : request.lead_bytes] == head
         takes = not self._paused and self._http.state is ConnectionState.IDLE
+        takes = takes and self._shared.doorkeeper.is_allowed(request, self.certificate)
         if same and takes and self._admit(request, size - len(head)):
             self._http.begin(request)
             self._http.body_came(size - len(head))

@@ -6,7 +6,9 @@ Law of this file: memory, limits and time. Bytes are each connection's own matte
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from aiohttp import web
 
@@ -15,10 +17,12 @@ from shoal.agent.http.fast_receive import FastReceive, FastReceives
 from shoal.agent.http.fast_row import BEGINNINGS, FastRow, FastRows
 from shoal.agent.http.http1.head import RequestHead
 from shoal.agent.http.produce.fast_append import FastAppends, FastRequest
+from shoal.agent.security.access import PeerCertificate
 
 if TYPE_CHECKING:
     from shoal.agent.http.front import Connection
 
+Request: TypeAlias = FastRequest | FastReceive | FastRow | RequestHead
 # What is read at once; one for all connections, since everything in it is taken out before the next read.
 SCRATCH_BYTES: Final = 256 * KIB
 # The shortest wait of a connection takes so many looks at the clock; none ends before its time.
@@ -29,14 +33,15 @@ class Shared:
     """What the connections of one server have in common, and the clock that ends those that wait in vain."""
 
     __slots__ = (
-        "_look_ms", "_timer", "appends", "fronts", "handlers", "limits", "loop", "now_ms", "receives",
-        "rows", "scratch",
+        "_look_ms", "_timer", "appends", "doorkeeper", "fronts", "handlers", "limits",
+        "loop", "now_ms", "receives", "rows", "scratch",
     )  # fmt: skip
 
     def __init__(
         self, appends: FastAppends, receives: FastReceives, rows: FastRows, handlers: web.Server
     ) -> None:
         self.appends = appends
+        self.doorkeeper = appends.context.doorkeeper
         self.receives = receives
         self.rows = rows
         self.limits = limits = appends.context.limits
@@ -48,8 +53,21 @@ class Shared:
         self._look_ms = min(limits.idle_ms, limits.body_stall_ms, limits.unread_ms) / LOOKS
         self._timer: asyncio.TimerHandle | None = None
 
-    def request(self, data: bytes) -> FastRequest | FastReceive | FastRow | RequestHead | None:
-        """The request of a whole head. RequestHead: it goes the ordinary way. None: it cannot be read."""
+    def reader(self, certificate: PeerCertificate) -> Callable[[bytes], Request | None]:
+        """Of heads on the connection of a client that TLS has proven."""
+        return partial(self.request, certificate=certificate)
+
+    def request(self, data: bytes, certificate: PeerCertificate | None = None) -> Request | None:
+        """The request of a whole head. RequestHead: it goes the ordinary way, as one does that is refused.
+        None: it cannot be read."""
+        request = self._understood(data)
+        if request is None or isinstance(request, RequestHead):
+            return request
+        return (
+            request if self.doorkeeper.is_allowed(request, certificate) else RequestHead(request.body_bytes)
+        )
+
+    def _understood(self, data: bytes) -> Request | None:
         if data.startswith(BEGINNINGS):
             row = self.rows.known(data)
             if row is not None:

@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from yarl import URL
 
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.app import HttpRunner, make_runner
+from shoal.agent.security.access import Access, PeerCertificate
 from shoal.format.batch import DEFAULT_SCHEMA
 
 EVENTS = "text/event-stream"
@@ -116,13 +117,39 @@ class Agent:
             writer.close()
 
 
+class ProvenDoor:
+    """Connections whose other end is whoever the test says."""
+
+    def __init__(self, server: asyncio.Server) -> None:
+        self._server = server
+
+    @classmethod
+    async def open(
+        cls, runner: HttpRunner, listener: socket.socket, certificate: Callable[[], PeerCertificate | None]
+    ) -> ProvenDoor:
+        loop = asyncio.get_running_loop()
+        return cls(await loop.create_server(lambda: runner.admit(certificate()), sock=listener))
+
+    async def stop(self) -> None:
+        self._server.close()
+
+
 @asynccontextmanager
-async def running(broker: FakeBroker, limits: HttpLimits | None = None) -> AsyncIterator[Agent]:
-    """An HTTP server for a broker; sets the broker's URL."""
-    runner = make_runner(broker, limits)
+async def running(
+    broker: FakeBroker,
+    limits: HttpLimits | None = None,
+    access: Access | None = None,
+    certificate: Callable[[], PeerCertificate | None] | None = None,
+) -> AsyncIterator[Agent]:
+    """An HTTP server for a broker; sets the broker's URL. `certificate`: of a connection that comes, as if
+    TLS had proven it."""
+    runner = make_runner(broker, limits, access=access, agents_are_proven=certificate is not None)
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    await runner.listen(listener)
+    if certificate is None:
+        await runner.listen(listener)
+    else:
+        runner.enter(await ProvenDoor.open(runner, listener, certificate))
     broker.url = f"http://127.0.0.1:{port}"
     session = aiohttp.ClientSession(auto_decompress=False, skip_auto_headers=("Content-Type",))
     try:

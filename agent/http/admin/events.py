@@ -34,7 +34,7 @@ async def events(call: Call) -> web.StreamResponse:
         raise ShoalError("overloaded", "this agent has all the event streams it takes") from None
     try:
         missed = asked is not None and after is None
-        return await call.context.waits.run(call.request, _stream(call, feed, listener, missed))
+        return await call.waiting(_stream(call, feed, listener, missed))
     finally:
         listener.close()
 
@@ -43,21 +43,30 @@ async def _stream(call: Call, feed: EventFeed, listener: Listener, missed: bool)
     stream = EventStream(call)
     if await stream.open():
         await stream.keep(
-            _follow(stream, feed, listener, missed),
+            _follow(call, stream, feed, listener, missed),
             lambda: format_event(feed.event_id(listener.seen), "stopping", STOPPING),
         )
     return stream.response
 
 
-async def _follow(stream: EventStream, feed: EventFeed, listener: Listener, missed: bool) -> None:
+async def _follow(call: Call, stream: EventStream, feed: EventFeed, listener: Listener, missed: bool) -> None:
     await stream.send(format_event(feed.event_id(listener.seen), "listening", {"missed": missed}))
+    asker = call.asker
     while True:
         events = await listener.take(KEEP_ALIVE_S)
         if listener.is_overrun:
             reason = {"reason": "events came faster than they were read; read /v1/members and /v1/routes"}
             await stream.send(format_event(feed.event_id(feed.number), "dropped", reason))
             return
-        pieces = [format_event(feed.event_id(event.number), event.kind, event.data) for event in events]
+        pieces = [
+            format_event(feed.event_id(event.number), event.kind, event.data)
+            for event in events
+            if (
+                asker.may_describe(event.data["topic"])
+                if "topic" in event.data
+                else asker.may_describe_cluster()
+            )
+        ]
         await stream.send(b"".join(pieces) or KEEP_ALIVE)
 
 

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from shoal.agent.http.admin.topics import optional_object
 from shoal.agent.http.api import cluster_operations as api
+from shoal.agent.http.api.needs import TOPIC_DESCRIBE
 from shoal.agent.http.api.operations import VERSION_CHARACTERS_MAX
 from shoal.agent.http.core.context import Call, partition_number
 from shoal.agent.http.core.dispatch import Route
@@ -28,11 +29,9 @@ async def members(call: Call) -> web.Response:
     status = choice(call.query, "status", "", STATUSES)
     tag = _tag_filter(call)
     document = await _wait(call, call.context.broker.members)
-    if not status and tag is None:
-        return versioned_response(document, document.body)
     kept = [
         member
-        for member in document.body["members"]
+        for member in _shown_members(call, document.body["members"])
         if (not status or member["status"] == status)
         and (tag is None or member["tags"].get(tag[0]) == tag[1])
     ]
@@ -42,7 +41,25 @@ async def members(call: Call) -> web.Response:
 async def member(call: Call) -> web.Response:
     """One member by id or name."""
     document = await call.context.broker.members(None, 0)
-    return versioned_response(document, find_member(document.body["members"], call.arguments[0]))
+    shown_ones = _shown_members(call, document.body["members"])
+    return versioned_response(document, find_member(shown_ones, call.arguments[0]))
+
+
+def _shown_members(call: Call, members: list[Json]) -> list[Json]:
+    """Members with the partitions that the asker may describe. A client finds agents by them, so that only
+    the tags need a permission of their own."""
+    asker = call.asker
+    if not asker.is_asked:
+        return members
+    tags = asker.may_describe_cluster()
+    return [
+        {
+            **member,
+            "tags": member["tags"] if tags else {},
+            "partitions": [held for held in member["partitions"] if asker.may_describe(held["topic"])],
+        }
+        for member in members
+    ]
 
 
 async def force_leave(call: Call) -> web.Response:
@@ -57,13 +74,17 @@ async def partition_routes(call: Call) -> web.Response:
     """The leaders of partitions; blocks with ?after_version and ?wait."""
     topic = call.query.get("topic")
     if topic is not None:
+        call.asker.require(TOPIC_DESCRIBE, topic)
         call.context.broker.topic(topic)
 
     async def ask(after_version: str | None, wait_ms: int) -> Document:
         return await call.context.broker.routes(topic, after_version, wait_ms)
 
     document = await _wait(call, ask)
-    return versioned_response(document, document.body)
+    if not call.asker.is_asked:
+        return versioned_response(document, document.body)
+    topics = {name: told for name, told in document.body["topics"].items() if call.asker.may_describe(name)}
+    return versioned_response(document, {**document.body, "topics": topics})
 
 
 async def _wait(call: Call, ask: Callable[[str | None, int], Awaitable[Document]]) -> Document:
@@ -71,7 +92,7 @@ async def _wait(call: Call, ask: Callable[[str | None, int], Awaitable[Document]
     if after_version is not None and len(after_version) > VERSION_CHARACTERS_MAX:
         raise invalid("after_version", after_version, "a version from an earlier answer is wanted")
     wait_ms = call.wait_ms()
-    return await call.context.waits.run(call.request, ask(after_version, wait_ms))
+    return await call.waiting(ask(after_version, wait_ms))
 
 
 async def agent(call: Call) -> web.Response:
@@ -147,7 +168,6 @@ async def peer(call: Call) -> web.StreamResponse:
         raise ShoalError(
             "bad-request", f"Upgrade: {PEER_PROTOCOL} is wanted; this is the link between agents"
         )
-    call.check_agent("the link between agents")
     transport = call.request.transport
     if transport is not None:
         front = transport.get_protocol()

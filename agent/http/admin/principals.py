@@ -23,8 +23,11 @@ ADDRESS_CHARACTERS_MAX = 64
 
 
 def asked_by(call: Call) -> AskedBy:
-    """The sender, as far as a request says; the service adds time and id."""
-    return AskedBy("anonymous", "open", (call.request.remote or "")[:ADDRESS_CHARACTERS_MAX], 0, "")
+    """The sender; the service adds time and id."""
+    identity = call.asker.identity
+    return AskedBy(
+        identity.principal, identity.proof.value, (call.request.remote or "")[:ADDRESS_CHARACTERS_MAX], 0, ""
+    )
 
 
 async def list_principals(call: Call) -> web.Response:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from itertools import islice
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -32,11 +33,12 @@ IDEMPOTENCY_KEY = "Idempotency-Key"
 
 
 async def list_topics(call: Call) -> web.Response:
-    """All topics by name; `next_cursor` when there are more than `limit`."""
+    """All topics that the asker may describe, by name; `next_cursor` when there are more than `limit`."""
     limit = integer(call.query, "limit", PAGE_TOPICS_MAX, low=1, high=PAGE_TOPICS_MAX)
     after = call.query.get("cursor", "")
     topics = sorted(await call.context.broker.topics(), key=_name)
-    page = [topic for topic in topics if _name(topic) > after][: limit + 1]
+    shown_ones = (topic for topic in topics if _name(topic) > after and call.asker.may_describe(_name(topic)))
+    page = list(islice(shown_ones, limit + 1))
     answer: Json = {"topics": page[:limit]}
     if len(page) > limit:
         answer["next_cursor"] = _name(page[limit - 1])
@@ -213,5 +215,12 @@ async def exchange(
     sent = None if body is None else json.dumps(body).encode("ascii")
     headers = {**(headers or {}), **({} if body is None else {"Content-Type": JSON_TYPE})}
     return await call.context.forwarder.exchange(
-        url, method, path, timeout_ms=timeout_ms, query=query, headers=headers, body=sent
+        url,
+        method,
+        path,
+        passed_on=call.asker.passed_on,
+        timeout_ms=timeout_ms,
+        query=query,
+        headers=headers,
+        body=sent,
     )

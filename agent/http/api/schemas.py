@@ -18,7 +18,6 @@ from shoal.agent.interface import (
     MIN_SEGMENT_BYTES,
 )
 from shoal.agent.levels import MAX_LEVEL
-from shoal.agent.security.posture import Posture
 from shoal.errors import ERRORS
 from shoal.format.records import MAX_HEADERS
 from shoal.format.timestamps import LAST_TIME_MS
@@ -412,8 +411,7 @@ SCHEMAS: dict[str, Schema] = {
             )
         ),
         not_serving=list_of(members_of(topic=TEXT, partition=COUNT, state=TEXT, reason=TEXT)),
-        posture=one_of(*Posture),
-        missing_protections=list_of(TEXT),
+        gossip_is_open=BOOLEAN,
         cleared_writes=list_of(members_of(topic=TEXT, partition=COUNT, behind_entry=COUNT)),
         kept=list_of(members_of(id=TEXT, name=or_null(TEXT), partitions=list_of(COUNT))),
         configuration=by_name(ANYTHING),
@@ -479,9 +477,12 @@ SCHEMAS: dict[str, Schema] = {
         away=list_of(TEXT),
     ),
     "Index": members_of(
-        agent=described(TEXT, "The name of the agent that answers."),
-        cluster=or_null(TEXT),
-        **each(TEXT, "version", "docs", "openapi", "topics", "members"),
+        {
+            "agent": described(TEXT, "The name of the agent that answers, for those who may describe it."),
+            "cluster": or_null(TEXT),
+            "version": TEXT,
+        },
+        **each(TEXT, "docs", "openapi", "topics", "members"),
     ),
     "Alive": members_of(status=one_of("alive")),
     "Ready": members_of({"checks": by_name(TEXT)}, status=one_of("ready")),

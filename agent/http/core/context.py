@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Final, TypeVar
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
@@ -13,8 +14,8 @@ from multidict import CIMultiDictProxy
 from shoal.agent.http.admission.answer_room import AnswerReservation, AnswerRoom
 from shoal.agent.http.admission.limits import Gate, HttpLimits
 from shoal.agent.http.admission.places import Places
+from shoal.agent.http.core.doorkeeper import Asker, Doorkeeper
 from shoal.agent.http.core.forward import FORWARDED_BY, Forwarder
-from shoal.agent.http.core.handed_over import HandedOver
 from shoal.agent.http.core.parameters import Query, boolean, duration_ms, is_number
 from shoal.agent.http.core.receive_places import ReceivePlaces
 from shoal.agent.http.core.scrapes import Scrapes
@@ -23,9 +24,10 @@ from shoal.agent.http.rows.recent_texts import RecentTexts
 from shoal.agent.http.rows.selection import Selector
 from shoal.agent.interface import Broker
 from shoal.agent.metrics.measures import HttpMeasures
-from shoal.agent.security.access import PeerCertificate
+from shoal.agent.security.access import OpenAccess
 from shoal.errors import ShoalError, shown
 
+T = TypeVar("T")
 DECODERS: Final = 2  # threads for large bodies: with one interpreter lock, more would only take turns
 
 
@@ -33,16 +35,20 @@ class Context:
     """Everything that lives as long as the server."""
 
     __slots__ = (
-        "agents_are_proven", "broker", "decoders", "forwarder", "gate", "limits", "measures", "places",
+        "broker", "decoders", "doorkeeper", "forwarder", "gate", "limits", "measures", "places",
         "receive_places", "recent_texts", "room", "scrapes", "selector", "waits",
     )  # fmt: skip
 
     def __init__(
-        self, broker: Broker, limits: HttpLimits, forwarder: Forwarder, *, agents_are_proven: bool = False
+        self,
+        broker: Broker,
+        limits: HttpLimits,
+        forwarder: Forwarder,
+        doorkeeper: Doorkeeper | None = None,
     ) -> None:
-        """`agents_are_proven`: agents are those connections alone whose certificate says so."""
-        self.agents_are_proven = agents_are_proven
+        """Without a doorkeeper nobody is asked."""
         self.broker = broker
+        self.doorkeeper = doorkeeper or Doorkeeper(OpenAccess())
         self.limits = limits
         self.forwarder = forwarder
         # Of their own: gossip's long messages are read in the usual ones, and must not wait behind clients'.
@@ -61,7 +67,7 @@ class Context:
 class Call:
     """One request after dispatch."""
 
-    __slots__ = ("arguments", "context", "headers", "query", "raw_query", "request")
+    __slots__ = ("arguments", "asker", "context", "headers", "query", "raw_query", "request")
 
     def __init__(
         self,
@@ -70,8 +76,10 @@ class Call:
         arguments: tuple[str, ...],
         query: Query,
         raw_query: str,
+        asker: Asker,
     ) -> None:
         self.context = context
+        self.asker = asker
         self.request = request
         self.headers: CIMultiDictProxy[str] = request.headers
         self.arguments = arguments
@@ -79,18 +87,6 @@ class Call:
         self.raw_query = raw_query
         if "forward" in query:
             boolean(query, "forward", True)  # refused when it is nonsense, also where nothing is forwarded
-
-    @property
-    def certificate(self) -> PeerCertificate | None:
-        """Of the other end of the connection, as TLS has proven it."""
-        handler = self.request.protocol
-        return handler.front.certificate if isinstance(handler, HandedOver) else None
-
-    def check_agent(self, wanted: str) -> None:
-        """Raises ShoalError forbidden where it is not an agent that asks. Without TLS that is not known."""
-        certificate = self.certificate
-        if self.context.agents_are_proven and not (certificate is not None and certificate.is_agent):
-            raise ShoalError("forbidden", f"{wanted} is for agents alone, by their certificates")
 
     def timeout_ms(self) -> int:
         """?timeout, or its default."""
@@ -106,6 +102,10 @@ class Call:
         if "wait" not in self.query:
             return 0
         return duration_ms(self.query, "wait", 0, self.context.limits.wait_ms)
+
+    async def waiting(self, awaitable: Awaitable[T]) -> T:
+        """Its result; see Waits.run."""
+        return await self.context.waits.run(self.request, self.asker, awaitable)
 
     def holding(self) -> AnswerReservation:
         """Memory for this request's answer; release it at the end."""

@@ -44,15 +44,18 @@ class EventStream:
         await self._taking.write(self.response, data)
 
     async def keep(self, work: Awaitable[None], last_words: Callable[[], bytes]) -> None:
-        """Let the work write until it ends; when the agent stops meanwhile, say the last words."""
+        """Let the work write until it ends; when the agent stops meanwhile, say the last words. An asker that
+        may no longer read is told why, in an event `problem`."""
         try:
             await work
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self._call.context.waits.stopped or task is None or task.uncancel():
+            task, refused = asyncio.current_task(), self._call.asker.refused
+            is_known = refused is not None or self._call.context.waits.stopped
+            if not is_known or task is None or task.uncancel():
                 raise
+            words = last_words() if refused is None else format_event(None, "problem", refused.to_problem())
             async with asyncio.timeout(LAST_WORDS_S):
-                await self.response.write(last_words())
+                await self.response.write(words)
 
 
 def format_event(event_id: str | None, kind: str, document: Mapping[str, Any]) -> bytes:

@@ -25,6 +25,9 @@ from shoal.lookup import Lookup
 from shoal.name_resolver import NameResolver
 
 FORWARDED_BY = "Shoal-Forwarded-By"
+AUTHORIZATION = "Authorization"
+PRINCIPAL = "Shoal-Principal"
+"""The client that an agent asks for, where only a certificate has named it: believed from agents alone."""
 # The other agent's own answer to its timeout should arrive before ours fires.
 ANSWER_GRACE_MS = 500
 # Taken off the timeout that the other agent gets, for the way there and back.
@@ -183,6 +186,7 @@ class Forwarder:
         method: str,
         path: str,
         *,
+        passed_on: Mapping[str, str],
         timeout_ms: int,
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
@@ -192,10 +196,11 @@ class Forwarder:
         admit: Admit | None = None,
     ) -> Reply:
         """One request whose answer is held whole, of at most so many bytes. ShoalError: the other agent's
-        problem, or that of the way there. `wait_ms`: a long poll, which must not take a connection from those
-        that do not wait. `admit`: told the answer's size before it is received.
+        problem, or that of the way there. `passed_on`: says whose request it is. `wait_ms`: a long poll,
+        which must not take a connection from those that do not wait. `admit`: told the answer's size before
+        it is received.
         """
-        sent = {FORWARDED_BY: self._agent_id}
+        sent = {**passed_on, FORWARDED_BY: self._agent_id}
         if body is not None:
             sent["Content-Length"] = str(len(body))
         try:
@@ -223,6 +228,7 @@ class Forwarder:
         url: str,
         target: str,
         *,
+        passed_on: Mapping[str, str],
         headers: Mapping[str, str],
         timeout_ms: int,
         body: bytes | None = None,
@@ -236,7 +242,7 @@ class Forwarder:
                 "relay",
                 request.method,
                 _address(url, target),
-                headers={**headers, FORWARDED_BY: self._agent_id},
+                headers={**headers, **passed_on, FORWARDED_BY: self._agent_id},
                 data=body if body is None or len(body) <= RELAY_PIECE_BYTES else _pieces(body),
                 timeout=_timeout(timeout_ms),
                 allow_redirects=False,

@@ -111,6 +111,7 @@ async def _fetch_there(
         leader.url,
         "GET",
         topic_path(topic.name, "partitions", wanted.partition, "records"),
+        passed_on=call.asker.passed_on,
         timeout_ms=timeout_ms,
         query=query,
         headers={"Accept": ARROW_TYPE},

@@ -42,11 +42,10 @@ async def records(call: Call) -> web.StreamResponse:
     max_bytes = integer(call.query, "max_bytes", limits.default_read_bytes, low=1, high=limits.read_bytes)
     follows = rendering.media == EVENT_STREAM
     reader = MergedReader(call, topic, max_bytes, follows=follows)
-    waits = call.context.waits
     if follows:
-        return await waits.run(call.request, follow_all(call, topic, rendering, reader, start))
+        return await call.waiting(follow_all(call, topic, rendering, reader, start))
     try:
-        found = await waits.run(call.request, read_once(call, topic, rendering, reader, start))
+        found = await call.waiting(read_once(call, topic, rendering, reader, start))
         cursor = format_places(reader.places)
         return await send_merged(call, topic, rendering, found, cursor, reader.held_bytes)
     finally:

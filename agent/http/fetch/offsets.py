@@ -46,7 +46,7 @@ async def offsets(call: Call) -> web.Response:
     timeout_ms = call.timeout_ms()
     if after is not None and wait_ms:
         waiting = OffsetsWait(call, topic, after, Deadline(wait_ms))
-        await call.context.waits.run(call.request, waiting.until_one_passes())
+        await call.waiting(waiting.until_one_passes())
     found = await OffsetsGatherer(call, topic, at_us).gather(Deadline(timeout_ms))
     entries = [found[partition] for partition in sorted(found)]
     ends = {entry["partition"]: entry["high_watermark"] for entry in entries}
@@ -217,7 +217,13 @@ async def ask_offsets(
     path = topic_path(topic.name, "offsets")
     try:
         reply = await call.context.forwarder.exchange(
-            url, "GET", path, timeout_ms=timeout_ms, query=query, wait_ms=wait_ms
+            url,
+            "GET",
+            path,
+            passed_on=call.asker.passed_on,
+            timeout_ms=timeout_ms,
+            query=query,
+            wait_ms=wait_ms,
         )
     except ShoalError as error:
         if error.code in RETRIED_CODES:

@@ -49,8 +49,7 @@ async def _relay(
     call: Call, url: str, topic: Topic, partition: int, deadline: Deadline
 ) -> web.StreamResponse:
     remaining_ms = deadline.remaining_ms()
-    return await call.context.waits.run(
-        call.request,
+    return await call.waiting(
         call.context.forwarder.relay(
             call.request,
             url,
@@ -58,6 +57,7 @@ async def _relay(
                 topic_path(topic.name, "partitions", partition, "records"), call.query, remaining_ms
             ),
             headers={name: call.headers[name] for name in PASSED_ON_HEADERS if name in call.headers},
+            passed_on=call.asker.passed_on,
             timeout_ms=remaining_ms + call.wait_ms(),
         ),
     )
@@ -114,7 +114,7 @@ class ReadRequest:
         offset = await self._offset_anywhere() if resumed is None else resumed
         wanted = self._wanted._replace(offset=offset)
         source = PartitionSource(self._call, self._topic, wanted, self._rendering.value_as)
-        return await self._call.context.waits.run(self._call.request, follow(self._call, source))
+        return await self._call.waiting(follow(self._call, source))
 
     async def _offset_anywhere(self) -> int:
         """Where to begin, asked from the leader if it lies elsewhere."""
@@ -130,6 +130,7 @@ class ReadRequest:
                 leader.url,
                 "GET",
                 topic_path(topic.name, "partitions", partition, "records"),
+                passed_on=call.asker.passed_on,
                 timeout_ms=timeout_ms,
                 query=query,
                 headers={"Accept": JSON_TYPE},
@@ -143,9 +144,7 @@ class ReadRequest:
         call = self._call
         while True:
             try:
-                fetch = await call.context.waits.run(
-                    call.request, read_here(call, self._topic, wanted, admit)
-                )
+                fetch = await call.waiting(read_here(call, self._topic, wanted, admit))
             except ShoalError as error:
                 # Even the offset lies beyond what this replica knows: it may be about to learn more.
                 if not self._seen or not is_behind(error) or not await self._deadline.pause(BEHIND_PAUSE_S):

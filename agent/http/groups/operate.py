@@ -14,6 +14,7 @@ from aiohttp import web
 
 from shoal.agent.http.admin.topics import exchange, optional_object
 from shoal.agent.http.api import group_operations as api
+from shoal.agent.http.api.needs import TOPIC_OFFSETS
 from shoal.agent.http.api.operations import VERSION_CHARACTERS_MAX
 from shoal.agent.http.core.context import Call, Deadline
 from shoal.agent.http.core.dispatch import Route
@@ -201,6 +202,8 @@ async def delete(call: Call) -> web.Response:
 async def seek(call: Call) -> web.Response:
     """Every partition goes on elsewhere; all are checked before the first does."""
     wanted = seek_target(await optional_object(call))
+    if wanted != "latest":
+        call.asker.require(TOPIC_OFFSETS, call.arguments[0])
     target = await find(call)
     if isinstance(wanted, int):
         raise ShoalError("bad-request", 'offsets stand by partition, as {"to": {"0": 17}}')
@@ -218,6 +221,8 @@ async def seek(call: Call) -> web.Response:
 async def seek_partition(call: Call) -> web.Response:
     """One partition does, at its leader."""
     wanted = seek_target(await optional_object(call))
+    if wanted != "latest":
+        call.asker.require(TOPIC_OFFSETS, call.arguments[0])
     target = await find(call, by_partition=True)
     partition = target.partitions[0]
     if isinstance(wanted, dict) and set(wanted) != {partition}:

@@ -21,7 +21,7 @@ from shoal.agent.http.core.context import Call, Deadline
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.forward import forward_target
 from shoal.agent.http.core.leader import at_leader, partition_of
-from shoal.agent.http.core.waits import WaitingClient, Waits
+from shoal.agent.http.core.waits import WaitingClient
 from shoal.agent.http.fetch.render import choose_media
 from shoal.agent.http.groups.acts import tell
 from shoal.agent.http.groups.answer import Answered, Send, nothing, render, send
@@ -43,14 +43,19 @@ async def receive(by_partition: bool, call: Call) -> web.StreamResponse:
     body = receive_body(document, is_arrow=is_arrow)
     target = await find(call, by_partition=by_partition, makes=Deadline(call.timeout_ms()))
     request = ReceiveRequest(call, target, body, is_arrow=is_arrow)
-    return await while_the_client_waits(call.context.waits, call.request, request.answer())
+    return await while_the_client_waits(call, call.request, request.answer())
 
 
-async def while_the_client_waits(waits: Waits, client: WaitingClient, answer: Awaitable[T]) -> T:
-    """The answer. ShoalError where the agent stops meanwhile; ConnectionResetError where the client goes."""
+async def while_the_client_waits(call: Call, client: WaitingClient, answer: Awaitable[T]) -> T:
+    """The answer. ShoalError where the agent stops meanwhile, or the client may no longer receive;
+    ConnectionResetError where the client goes."""
+    waits, asker = call.context.waits, call.asker
     try:
-        return await waits.run(client, answer)
+        return await waits.run(client, asker, answer)
     except ShoalError as error:
+        if error is asker.refused:
+            detail = f"{error.detail}; messages may have been given"
+            raise ShoalError(error.code, detail, definite=False, **error.extra) from None
         if error.code != "stopping" or not waits.stopped:
             raise
         detail = f"{error.detail}; messages may have been given: repeat the request"
@@ -209,6 +214,7 @@ class ReceiveRequest:
             leader.url,
             forward_target(path, {}, timeout_ms),
             headers={"Accept": accept, "Content-Type": JSON_TYPE},
+            passed_on=call.asker.passed_on,
             timeout_ms=timeout_ms + wait_ms,
             body=json.dumps(sent).encode("ascii"),
             added={"Shoal-Created": "true"} if self.target.created and not is_second_hop(call) else None,

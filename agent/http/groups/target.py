@@ -113,6 +113,7 @@ async def ask(
         url,
         method,
         path,
+        passed_on=call.asker.passed_on,
         timeout_ms=timeout_ms,
         query=query,
         headers={} if body is None else {"Content-Type": JSON_TYPE},

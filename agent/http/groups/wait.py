@@ -46,7 +46,7 @@ async def wait(call: Call) -> web.Response:
     asking = Asking(call, target, question)
     if body.get("served") is True:
         return json_response(await asking.served(partitions))
-    return json_response(await call.context.waits.run(call.request, asking.promised(partitions)))
+    return json_response(await call.waiting(asking.promised(partitions)))
 
 
 def _partitions_in(body: Json, count: int) -> list[int]:

@@ -105,6 +105,7 @@ async def _deliver_to(
         leader.url,
         "POST",
         topic_path(topic.name, "partitions", partition, "records"),
+        passed_on=call.asker.passed_on,
         timeout_ms=deadline.remaining_ms(),
         query=query,
         headers=headers,

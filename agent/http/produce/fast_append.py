@@ -15,6 +15,7 @@ import pyarrow as pa
 from shoal.agent.http.admission.limits import HEAD_BYTES_MAX, KIB
 from shoal.agent.http.admission.origin import HostPolicy
 from shoal.agent.http.api.media import ARROW_TYPE, NDJSON_TYPE
+from shoal.agent.http.api.needs import Needs
 from shoal.agent.http.core.body import media_type
 from shoal.agent.http.core.context import Context, partition_number
 from shoal.agent.http.core.dispatch import Route, RouteTable
@@ -69,6 +70,13 @@ class FastRequest(NamedTuple):
     options: Options
     lead_bytes: int
     """What the memory for the body has in front of it."""
+    authorization: str | None
+    needs: Needs
+
+    @property
+    def resource(self) -> str:
+        """The thing that it is about."""
+        return self.topic
 
     def allocate(self) -> memoryview:
         """Memory for the body behind `lead_bytes`. What it holds is whatever was there: it is written whole
@@ -154,6 +162,8 @@ class FastAppends:
             query,
             options,
             lead_bytes,
+            headers.get("authorization"),
+            route.operation.needs,
         )
 
     def begin(self, request: FastRequest, memory: bytes | memoryview, answer: Answer) -> bool:

@@ -14,9 +14,9 @@ from shoal.agent.http.http1.head import BLANKS, FIELD
 # Headers that change nothing about how the request is read or answered, and those that fast_append.py looks
 # at.
 UNDERSTOOD: Final = frozenset((
-    "accept", "accept-encoding", "accept-language", "connection", "content-length", "content-type", "host",
-    "shoal-producer-epoch", "shoal-producer-id", "shoal-producer-order", "shoal-producer-sequence",
-    "user-agent",
+    "accept", "accept-encoding", "accept-language", "authorization", "connection", "content-length",
+    "content-type", "host", "shoal-producer-epoch", "shoal-producer-id", "shoal-producer-order",
+    "shoal-producer-sequence", "user-agent",
 ))  # fmt: skip
 _SEQUENCE_LINE: Final = b"\r\nShoal-Producer-Sequence: "
 _SEQUENCE_DIGITS_MAX: Final = 18  # any such number is a sequence

@@ -19,6 +19,7 @@ from shoal.agent.http.admin.topics import create_topic_anywhere
 from shoal.agent.http.admission.body_rate import BodyReservation
 from shoal.agent.http.api import operations as api
 from shoal.agent.http.api.media import STREAMED_TYPES
+from shoal.agent.http.api.needs import TOPIC_CREATE
 from shoal.agent.http.core.body import media_type, read_body
 from shoal.agent.http.core.context import Call, Context, Deadline, partition_number
 from shoal.agent.http.core.dispatch import Route
@@ -219,6 +220,7 @@ class Production:
             return
         topic = self._topic
         if topic is None:  # created by this append (docs/http.md)
+            self._call.asker.require(TOPIC_CREATE, self._name)
             deadline = Deadline(self._options.timeout_ms)
             self._created, _ = await create_topic_anywhere(self._call, self._name, None, deadline)
             topic = self._topic = await wait_topic(self._call.context, self._name, deadline)

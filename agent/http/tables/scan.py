@@ -166,6 +166,7 @@ class TableReader:
             leader.url,
             "GET",
             table_path(self._topic),
+            passed_on=self._call.asker.passed_on,
             timeout_ms=deadline.remaining_ms(),
             query=query,
             headers={"Accept": ARROW_TYPE},

@@ -95,6 +95,7 @@ class MemoryTransport(asyncio.Transport):
 class Nobody(Front):
     """Beside aiohttp alone."""
 
+    certificate = None
     measures = HttpMeasures()
 
     def answer_ended(self, *, keep_alive: bool) -> None: ...

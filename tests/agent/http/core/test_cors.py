@@ -118,4 +118,5 @@ def test_a_page_may_read_and_send_every_header_of_ours() -> None:
     }
     assert "Shoal-Next-Offset" in found
     listed = set(re.split(r", ", f"{cors.EXPOSED_HEADERS}, {cors.REQUEST_HEADERS}"))
-    assert found - {"Shoal-Forwarded-By", "Shoal-Link"} <= listed  # agents say these to each other
+    between_agents = {"Shoal-Forwarded-By", "Shoal-Principal", "Shoal-Link"}
+    assert found - between_agents <= listed

@@ -525,7 +525,9 @@ async def test_a_leader_whose_name_has_no_address_is_named() -> None:
     """Nothing has happened, and the answer says why."""
     forwarder = Forwarder("me", HttpLimits(), Lookup(lambda _: []))
     with pytest.raises(ShoalError, match=r"the name no\.example has no address") as failed:
-        await forwarder.exchange("http://no.example:7070", "POST", "/v1/topics/t/records", timeout_ms=1_000)
+        await forwarder.exchange(
+            "http://no.example:7070", "POST", "/v1/topics/t/records", passed_on={}, timeout_ms=1_000
+        )
     assert (failed.value.code, failed.value.definite) == ("no-leader", True)
     await forwarder.close()
 
@@ -543,10 +545,10 @@ async def test_each_forward_looks_the_name_up_for_its_own_connection() -> None:
         url = f"http://localhost.example:{agent.port}"
         for _ in range(2):
             with pytest.raises(ShoalError, match="none of this agent's names"):
-                await forwarder.exchange(url, "GET", "/v1/topics", timeout_ms=20_000)
+                await forwarder.exchange(url, "GET", "/v1/topics", passed_on={}, timeout_ms=20_000)
         assert asked == ["localhost.example"]
         forwarder.renew()
         with pytest.raises(ShoalError, match="none of this agent's names"):
-            await forwarder.exchange(url, "GET", "/v1/topics", timeout_ms=20_000)
+            await forwarder.exchange(url, "GET", "/v1/topics", passed_on={}, timeout_ms=20_000)
         assert asked == ["localhost.example"] * 2
         await forwarder.close()

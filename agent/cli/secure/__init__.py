@@ -1,1 +1,0 @@
-"""`shoal secure`: certificates, keys and configurations of a secured cluster."""

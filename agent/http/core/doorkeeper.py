@@ -1,0 +1,293 @@
+"""The doorkeeper of an agent: asks its Access once a request, and says 401 or 403 in words.
+
+Law of this file: whose request it is, and whether it may. Each operation has its own needs (api/needs.py).
+Nothing here looks at topics or groups, so a refusal is the same whether the thing is there or
+not. Verdicts are remembered for the fast ways, with the version of Access and the end of the credentials.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Protocol
+
+from multidict import CIMultiDictProxy
+
+from shoal.agent.http.api.needs import CLUSTER_ADMIN, CLUSTER_DESCRIBE, TOPIC_DESCRIBE, Needs, OtherNeed
+from shoal.agent.http.api.operation import Operation
+from shoal.agent.http.core.forward import AUTHORIZATION, FORWARDED_BY, PRINCIPAL
+from shoal.agent.security.access import ANONYMOUS, Access, Identity, PeerCertificate, Proof
+from shoal.agent.security.needs import Need, ResourceKind
+from shoal.errors import ShoalError, shown
+
+AUTHORIZATION_CHARACTERS_MAX: Final = 4_096
+"""Of the header: a token has 75, a JWT of a generous issuer 2,000."""
+PRINCIPAL_CHARACTERS_MAX: Final = 256
+VERDICTS_MAX: Final = 1_024
+"""Remembered for the fast ways, as many as heads. When full they are forgotten, not searched."""
+SYSTEM_PREFIX: Final = "_"
+"""Topics of the system and their groups are for administrators of the cluster."""
+ADVICE: Final = "send `Authorization: Bearer TOKEN`"
+
+Headers = CIMultiDictProxy[str]
+NO_HEADERS: Final[Mapping[str, str]] = {}
+
+
+class ShownCredentials(NamedTuple):
+    """Of a request. `principal`: named by the agent that forwards it; None where no agent does."""
+
+    authorization: str | None = None
+    certificate: PeerCertificate | None = None
+    principal: str | None = None
+
+
+class FastAsking(Protocol):
+    """A request of a fast way, as its head says."""
+
+    @property
+    def authorization(self) -> str | None: ...
+    @property
+    def operation(self) -> str: ...
+    @property
+    def needs(self) -> Needs: ...
+    @property
+    def resource(self) -> str: ...
+
+
+class Asker:
+    """The sender of one request, and the permission that it has shown."""
+
+    __slots__ = ("_access", "_credentials", "_needs", "_resource", "_version", "identity", "refused")
+
+    def __init__(
+        self, access: Access, credentials: ShownCredentials, identity: Identity, needs: Needs, resource: str
+    ) -> None:
+        self._access = access
+        self._credentials = credentials
+        self._needs = needs
+        self._resource = resource
+        self._version = access.version
+        self.identity = identity
+        self.refused: ShoalError | None = None
+        """The end of a request that was let in and may no longer go on."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether anything can be refused to it."""
+        return self._access.is_on
+
+    @property
+    def passed_on(self) -> Mapping[str, str]:
+        """Headers that tell another agent whose request it is, so that it judges for itself. A client that
+        only its certificate names is named here: the other agent believes it from our certificate alone."""
+        if not self._access.is_on:
+            return NO_HEADERS
+        if self._credentials.authorization is not None:
+            return {AUTHORIZATION: self._credentials.authorization}
+        is_certified = self.identity.proof is Proof.CERTIFICATE
+        return {PRINCIPAL: self.identity.principal} if is_certified else NO_HEADERS
+
+    def may(self, needs: tuple[Need, ...], resource: str = "") -> bool:
+        """Whether one of these is allowed now."""
+        needs, resource = of_system(needs, resource)
+        return any(self._access.may(self.identity, need, resource) for need in needs)
+
+    def may_describe(self, topic: str) -> bool:
+        """Whether a list may show this topic."""
+        return not self._access.is_on or self.may(TOPIC_DESCRIBE, topic)
+
+    def may_describe_cluster(self) -> bool:
+        """Whether a list may show members, and what is about the whole cluster."""
+        return not self._access.is_on or self.may(CLUSTER_DESCRIBE)
+
+    def require(self, needs: tuple[Need, ...], resource: str = "") -> None:
+        """Raises ShoalError unauthenticated, forbidden."""
+        if self._access.is_on and not self.may(needs, resource):
+            raise refusal(self.identity, needs, resource)
+
+    def judge_again(self) -> bool:
+        """Whether its request may go on: asked anew once a verdict may have become another one, or the
+        credentials have expired."""
+        access, expires_ms = self._access, self.identity.expires_ms
+        if access.version == self._version and (expires_ms is None or wall_ms() < expires_ms):
+            return True
+        self._version = access.version
+        try:
+            self.identity = identified(access, self._credentials, self._needs, self._resource)
+            check(access, self.identity, self._needs, self._resource)
+        except ShoalError as error:
+            self.refused = error
+        return self.refused is None
+
+
+class Doorkeeper:
+    """One per server."""
+
+    def __init__(self, access: Access, *, agents_are_proven: bool = False) -> None:
+        """`agents_are_proven`: agents are those connections alone whose certificate says so."""
+        self.access = access
+        self._agents_are_proven = agents_are_proven
+        self._allowed: dict[tuple[str | None, PeerCertificate | None, str, str], float] = {}
+        """The wall clock's ms until which each holds."""
+        self._version = access.version
+        self._nobody = Asker(
+            access, ShownCredentials(), Identity(ANONYMOUS, Proof.OPEN), OtherNeed.NOTHING, ""
+        )
+
+    def admit(
+        self,
+        operation: Operation,
+        arguments: tuple[str, ...],
+        headers: Headers,
+        certificate: PeerCertificate | None,
+    ) -> Asker:
+        """The asker of a request that may do this. Raises ShoalError unauthenticated, forbidden."""
+        access, needs = self.access, operation.needs
+        if (
+            self._agents_are_proven
+            and (needs is OtherNeed.AGENT or FORWARDED_BY in headers)
+            and (certificate is None or not certificate.is_agent)
+        ):
+            text = "links and forwarded requests are for agents alone, by their certificates"
+            raise _named("forbidden", text, needs, operation.resource(arguments))
+        if not access.is_on:
+            return self._nobody
+        resource = operation.resource(arguments)
+        try:
+            credentials = shown_credentials(headers, certificate, needs, resource)
+            identity = identified(access, credentials, needs, resource)
+        except ShoalError:
+            if needs is not OtherNeed.NOTHING:
+                raise
+            credentials, identity = ShownCredentials(), Identity(ANONYMOUS, Proof.NONE)
+        check(access, identity, needs, resource)
+        return Asker(access, credentials, identity, needs, resource)
+
+    def is_allowed(self, request: FastAsking, certificate: PeerCertificate | None) -> bool:
+        """Whether a request may go a fast way. Where not, the ordinary way says why."""
+        access = self.access
+        if not access.is_on:
+            return True
+        if access.version != self._version:
+            self._version = access.version
+            self._allowed.clear()
+        key = (request.authorization, certificate, request.operation, request.resource)
+        if wall_ms() < self._allowed.get(key, 0.0):
+            return True
+        try:
+            identity = self.asker(request, certificate).identity
+        except ShoalError:
+            return False
+        if len(self._allowed) >= VERDICTS_MAX:
+            self._allowed.clear()
+        self._allowed[key] = math.inf if identity.expires_ms is None else identity.expires_ms
+        return True
+
+    def asker(self, request: FastAsking, certificate: PeerCertificate | None) -> Asker:
+        """Of a request of a fast way, which names no other principal. Raises ShoalError unauthenticated,
+        forbidden."""
+        access = self.access
+        if not access.is_on:
+            return self._nobody
+        if certificate is not None and certificate.is_agent:
+            raise refusal(Identity(ANONYMOUS, Proof.NONE), request.needs, request.resource)
+        credentials = ShownCredentials(request.authorization, certificate)
+        identity = identified(access, credentials, request.needs, request.resource)
+        check(access, identity, request.needs, request.resource)
+        return Asker(access, credentials, identity, request.needs, request.resource)
+
+
+def shown_credentials(
+    headers: Headers, certificate: PeerCertificate | None, needs: Needs, resource: str
+) -> ShownCredentials:
+    """The credentials of a request. Raises ShoalError unauthenticated for two of them, forbidden for a word
+    that only agents have, bad-request for a principal that cannot be one."""
+    given = headers.getall(AUTHORIZATION, ())
+    if len(given) > 1:
+        text = f"there are {len(given)} Authorization headers: send one"
+        raise _named("unauthenticated", text, needs, resource)
+    authorization = given[0] if given else None
+    if certificate is None or not certificate.is_agent:
+        if PRINCIPAL in headers:
+            text = f"{PRINCIPAL} is taken from an agent's certificate alone"
+            raise _named("forbidden", text, needs, resource)
+        return ShownCredentials(authorization, certificate)
+    named = headers.getall(PRINCIPAL, ())
+    if FORWARDED_BY not in headers and not named:
+        return ShownCredentials(authorization, certificate)
+    # A forwarder that names nobody asks for nobody: its own certificate is not its client's.
+    principal = named[0] if named else ANONYMOUS
+    if len(named) > 1 or not 0 < len(principal) <= PRINCIPAL_CHARACTERS_MAX or not principal.isprintable():
+        raise ShoalError("bad-request", f"{PRINCIPAL} {shown(principal)} is no principal's name")
+    return ShownCredentials(authorization, None, principal)
+
+
+def identified(access: Access, credentials: ShownCredentials, needs: Needs, resource: str) -> Identity:
+    """Raises ShoalError unauthenticated, which names what was asked."""
+    authorization, certificate, principal = credentials
+    try:
+        if authorization is None and principal is not None:
+            return Identity(principal, Proof.NONE if principal == ANONYMOUS else Proof.CERTIFICATE)
+        if authorization is not None:
+            check_form(authorization)
+        return access.identify(authorization, certificate, int(wall_ms()))
+    except ShoalError as error:
+        raise _named("unauthenticated", error.detail, needs, resource) from None
+
+
+def wall_ms() -> float:
+    """Of the clock that credentials expire by."""
+    return time.time() * 1000
+
+
+def check_form(authorization: str) -> None:
+    """Raises ShoalError unauthenticated for a header that is no credential, before anybody reads it."""
+    if len(authorization) > AUTHORIZATION_CHARACTERS_MAX:
+        raise ShoalError(
+            "unauthenticated", f"the Authorization header has over {AUTHORIZATION_CHARACTERS_MAX} characters"
+        )
+    if not authorization.isascii() or not authorization.isprintable():
+        raise ShoalError("unauthenticated", "the Authorization header has characters that no credential has")
+
+
+def check(access: Access, identity: Identity, needs: Needs, resource: str) -> None:
+    """Raises ShoalError unauthenticated, forbidden where the identity may not."""
+    if needs is OtherNeed.NOTHING:
+        return
+    if needs is OtherNeed.CREDENTIALS:
+        allowed = identity.proof is not Proof.NONE
+    elif needs is OtherNeed.AGENT:
+        allowed = True  # it has proven itself, or nobody can: then links are taken from members' addresses
+    else:
+        wanted, name = of_system(needs, resource)
+        allowed = any(access.may(identity, need, name) for need in wanted)
+    if not allowed:
+        raise refusal(identity, needs, resource)
+
+
+def of_system(needs: tuple[Need, ...], resource: str) -> tuple[tuple[Need, ...], str]:
+    """Topics of the system, and their groups, need an administrator."""
+    if resource.startswith(SYSTEM_PREFIX) and needs[0].kind is not ResourceKind.CLUSTER:
+        return CLUSTER_ADMIN, ""
+    return needs, resource
+
+
+def refusal(identity: Identity, needs: Needs, resource: str) -> ShoalError:
+    """401 for an asker without credentials, 403 for one whose credentials do not suffice."""
+    if identity.proof is Proof.NONE:
+        return _named("unauthenticated", f"credentials are needed: {ADVICE}", needs, resource)
+    return _named("forbidden", f"{shown(identity.principal)} may not do this", needs, resource)
+
+
+def _named(code: str, detail: str, needs: Needs, resource: str) -> ShoalError:
+    """The problem with the action and the resource that were asked for."""
+    if isinstance(needs, OtherNeed):
+        action, thing = ("link" if needs is OtherNeed.AGENT else "list"), "cluster"
+    else:
+        needs, resource = of_system(needs, resource)
+        action, kind = needs[0].action.value, needs[0].kind
+        thing = f"{kind}:{resource}" if resource else kind.value
+    assert code in ("unauthenticated", "forbidden")
+    text = f"{detail}; {action} of {shown(thing)} was asked"
+    return ShoalError(code, text, action=action, resource=thing)  # type: ignore[arg-type]
