@@ -34,6 +34,7 @@ from shoal.agent.process.service_manager import ServiceManager
 from shoal.agent.process.signals import allow_open_files, asked_by_signals, report
 from shoal.agent.process.supervisor import Cores, end_with_first_process
 from shoal.agent.reload import Reloads, reloading, with_values
+from shoal.agent.security.posture import SAID_AGAIN_S, Exposure, warning
 from shoal.agent.service.broker import Broker
 
 EXIT_OK = 0
@@ -210,6 +211,7 @@ class Agent:
                 tasks.create_task(pool.contact.run(), name="contact"),
                 tasks.create_task(node.twins.run(), name="twins"),
                 tasks.create_task(pool.name_watch.run(), name="own name"),
+                tasks.create_task(say_insecure(directory.exposure), name="posture"),
                 tasks.create_task(watch_loop_lag(node.measures.loop_lag.observe), name="loop lag"),
             ]
             try:
@@ -261,6 +263,13 @@ class Agent:
             self._last_said = reason
             self._manager.status(f"not ready yet: {reason}")
             logger.warning("not ready yet: %s", reason, extra=about("not-ready"))
+
+
+async def say_insecure(exposure: Exposure) -> None:
+    """At the start and then every hour, while others reach an agent that lacks a protection."""
+    while exposure.is_insecure:
+        logger.warning("%s", warning(exposure), extra=about("insecure"))
+        await asyncio.sleep(SAID_AGAIN_S)
 
 
 # ---- the process -------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from typing import Any
 
 from shoal.addresses import is_host_name, plain_origin
 from shoal.agent.log_lines.schema import FORMATS, LEVELS
+from shoal.agent.security.posture import Exposure, Protection, exposure_of
 from shoal.agent.settings import ConfigError as ConfigError
 from shoal.agent.settings import (
     Effect,
@@ -92,6 +93,13 @@ class PoolSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SecuritySettings:
+    """Security beside TLS. `insecure`: a start beyond loopback without a protection is allowed."""
+
+    insecure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LogSettings:
     """The log: its form, and the least level of its lines."""
 
@@ -110,6 +118,7 @@ class AgentConfig:
     http_port: int | None = None
     http: HttpSettings = field(default_factory=HttpSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
+    security: SecuritySettings = field(default_factory=SecuritySettings)
     gossip_port: int | None = None
     cluster: str = setting(DEFAULT_CLUSTER, effect=Effect.FIRST_START)
     cluster_is_explicit: bool = derived(False)
@@ -324,6 +333,17 @@ class AgentConfig:
     @property
     def is_loopback(self) -> bool:
         return is_loopback(self.bind)
+
+    def exposure(self, *, has_gossip_key: bool) -> Exposure:
+        """The hosts that can reach this agent, and what is missing. `has_gossip_key`: given here, or kept in
+        the data directory. With a Serf agent the key is that agent's, and it is not asked."""
+        in_force = {
+            Protection.TLS: self.tls.is_on,
+            Protection.AUTHENTICATION: False,
+            Protection.GOSSIP_KEY: self.uses_serf or (has_gossip_key and self.pool.gossip_verify_incoming),
+        }
+        has = frozenset(one for one, is_in_force in in_force.items() if is_in_force)
+        return exposure_of(self.bind, is_loopback=self.is_loopback, has=has)
 
     @property
     def uses_mdns(self) -> bool:

@@ -19,6 +19,7 @@ from shoal.agent.durable.ids import IdentityError
 from shoal.agent.durable.keyring_file import KeyringFile, settle_keyring
 from shoal.agent.levels import LevelRange, refusal
 from shoal.agent.process.errors import StartError
+from shoal.agent.security.posture import Exposure, refused_start
 from shoal.agent.topics.cluster_file import ClusterFileError, ClusterRecord, load_cluster, settle_cluster
 from shoal.membership.serf.snapshot import Snapshot
 from shoal.membership.wire.keyring import Keyring
@@ -41,13 +42,15 @@ class Directory:
     snapshot: Snapshot
     keyring: Keyring | None
     power_held: bool
+    exposure: Exposure
 
 
 async def open_directory(
     config: AgentConfig, parts: AsyncExitStack, before_release: Callable[[], None], levels: LevelRange
 ) -> Directory:
     """`before_release` is called when all of it is closed again and still locked. Raises StartError, also
-    for a cluster whose level is not among the `levels` that this agent understands."""
+    for a cluster whose level is not among the `levels` that this agent understands, and for an agent that
+    others reach without protection."""
     lock = claim_directory(config.data)
     parts.callback(lock.release)
     parts.callback(before_release)
@@ -71,5 +74,8 @@ async def open_directory(
     if record is not None and (reason := refusal(levels, record.level)):
         raise StartError(f"cluster {record.cluster}: {reason}")
     config = settle_cluster(config, record)
+    exposure = config.exposure(has_gossip_key=keyring is not None)
+    if exposure.is_insecure and not config.security.insecure:
+        raise StartError(refused_start(exposure, config.cluster, config.advertised_host))
     identity = settle_identity(config, known)
-    return Directory(config, disk, identities, identity, record, snapshot, keyring, power_held)
+    return Directory(config, disk, identities, identity, record, snapshot, keyring, power_held, exposure)

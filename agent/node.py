@@ -151,7 +151,15 @@ async def start_node(
     event_sources = EventSources(events, roster, watch, clock.now_ms)
     broker = Broker(
         AgentFacts(
-            config, identity.agent_id, identity.name, url, __version__, directory.disk.kind, measures, levels
+            config,
+            identity.agent_id,
+            identity.name,
+            url,
+            __version__,
+            directory.disk.kind,
+            measures,
+            levels,
+            directory.exposure,
         ),
         roster=roster,
         links=links,
@@ -294,7 +302,6 @@ async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
     parts.push_async_callback(membership.stop)
     if not config.uses_serf:
         identity = replace(identity, gossip_port=membership.port)
-        node.broker.gossip_is_open = directory.keyring is None and not config.is_loopback
     await directory.identities.save(identity)
     await _tell_endpoints(node, identity, parts)
     node.roster.attach(membership, tags)

@@ -27,6 +27,7 @@ from shoal.agent.members.own_address import address_now
 from shoal.agent.process import unix_socket
 from shoal.agent.process.errors import StartError
 from shoal.agent.process.ports import PortChoice, PortError, is_own_address, listen
+from shoal.agent.security.posture import refused_start, warning
 from shoal.agent.topics.cluster_file import ClusterFileError, load_cluster, settle_cluster
 from shoal.lookup import Lookup
 from shoal.segment_store.disk.disk import open_disk
@@ -55,6 +56,7 @@ async def check_start(config: AgentConfig) -> list[StartFinding]:
         agent = config.for_core(core)
         directory, identity = await _check_directory(agent)
         findings += [directory, _check_disk(agent.data), *await _check_ports(agent, identity)]
+        findings.append(_check_posture(agent))
         if agent.http.http_socket is not None:
             findings.append(_check_socket(agent.http.http_socket))
     if config.advertised_name is not None:
@@ -142,6 +144,19 @@ def _no_log_lines() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+# ---- who reaches it --------------------------------------------------------------------------------------
+
+
+def _check_posture(config: AgentConfig) -> StartFinding:
+    has_key = config.pool.gossip_key is not None or os.path.exists(os.path.join(config.data, KEYRING_FILE))
+    exposure = config.exposure(has_gossip_key=has_key)
+    if not exposure.is_insecure:
+        return StartFinding("posture", True, exposure.posture)
+    if config.security.insecure:
+        return StartFinding("posture", True, warning(exposure))
+    return StartFinding("posture", False, refused_start(exposure, config.cluster, config.advertised_host))
 
 
 # ---- the disk --------------------------------------------------------------------------------------------

@@ -295,7 +295,15 @@ class HostedCluster(cluster.LocalCluster):
         return [
             *("ip", "netns", "exec", self._space(name)),
             *super()._arguments(name),
-            *("--bind", address, "--expect", str(len(self._hosts)), "--join", f"{self._prefix}.1:7946"),
+            *(
+                "--insecure",
+                "--bind",
+                address,
+                "--expect",
+                str(len(self._hosts)),
+                "--join",
+                f"{self._prefix}.1:7946",
+            ),
         ]
 
 

@@ -83,6 +83,10 @@ SETTINGS: Mapping[str, Words] = {
     "cors_origins": Words(
         "Origins, such as `https://app.example.com`, whose web pages may use this agent.", "none"
     ),
+    "insecure": Words(
+        "Start although others reach this agent and it has no TLS, no authentication or no gossip key."
+        " It is told [everywhere](security.md#posture)."
+    ),
     "tls_cert": Words(
         "PEM file with this agent's certificate and those between it and the authority. With it the HTTP port"
         " speaks TLS alone.",

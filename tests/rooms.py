@@ -67,7 +67,8 @@ COMMON = frozenset(
 # What each room may import beside that. Rooms stand in the order of their floors: none imports one above it.
 ROOMS = {
     "agent/__main__": "agent/cli",
-    "agent/cli": """agent agent/cli/bench agent/cli/examine agent/cli/records agent/cli/terminal agent/cli/top
+    "agent/cli": """agent agent/cli/bench agent/cli/examine agent/cli/records agent/cli/secure
+        agent/cli/terminal agent/cli/top
         agent/config agent/process agent/settings membership/wire segment_store/disk segment_store/errors
         shoal/__init__ shoal/client shoal/client/http shoal/spark shoal/spark/options
         shoal/spark/pipelines""",
@@ -76,6 +77,7 @@ ROOMS = {
         shoal/spark/options shoal/spark/pyspark_version""",
     "agent/cli/records": """agent/cli/terminal segment_store/check shoal/client shoal/client/consume
         shoal/client/produce shoal/client/subscribe shoal/client/tables""",
+    "agent/cli/secure": "agent/cli/terminal agent/config agent/tls membership/wire",
     "agent/cli/bench": "agent/cli/terminal shoal/client shoal/client/http shoal/client/produce",
     "agent/cli/top": "agent/cli/terminal shoal/client shoal/client/http",
     "agent/cli/terminal": "shoal/client shoal/client/http",

@@ -40,7 +40,8 @@ app = typer.Typer()
 @app.command(
     epilog=example(
         "shoal agent --data /var/lib/shoal",
-        "shoal agent --data d2 --bind 10.0.0.8 --cluster prod --join 10.0.0.7:7946 --expect 3",
+        "shoal agent --config /etc/shoal/shoal.toml",
+        "shoal agent --insecure --data d --bind 10.0.0.8 --cluster prod --join 10.0.0.7:7946 --expect 3",
     )
 )
 def agent(
@@ -96,6 +97,9 @@ def agent(
     ] = None,
     gossip_label: Annotated[
         str | None, option("NAME", "Meet only agents of this label; Serf has none.")
+    ] = None,
+    insecure: Annotated[
+        bool | None, flag("Start beyond loopback without TLS, authentication or a gossip key.", "--insecure")
     ] = None,
     log_format: Annotated[
         str | None, option("FORM", "text, json, or auto: text on a terminal, JSON lines elsewhere.")

@@ -16,7 +16,6 @@ import typer
 
 from shoal.agent.cli.examine.health import (
     LISTED_PROBLEMS_MAX,
-    OPEN_GOSSIP,
     advice,
     lost_majorities,
     name_of,
@@ -191,12 +190,13 @@ async def _report(client: AdminClient) -> dict[str, Any]:
         "partitions": sum(len(entry["partitions"]) for entry in routes.values()),
         **trouble,
         "lost_majority": lost_majorities(found, routes),
+        "asked": client.asked,
     }
     report["advice"] = advice(report, topics)
     if not report["lost_majority"]:
         report["advice"] += replacements(found, routes, settings.get("replace_after_ms"), time.time(), topics)
-    if asked.get("gossip_is_open"):
-        report["advice"].append(OPEN_GOSSIP)
+    report["posture"] = asked.get("posture")
+    report["missing_protections"] = asked.get("missing_protections") or []
     return report
 
 
@@ -205,6 +205,11 @@ def _show_report(report: Mapping[str, Any]) -> None:
     alive = f"{report['alive']} of {plural(report['members'], 'member')} alive"
     topics, partitions = plural(report["topics"], "topic"), plural(report["partitions"], "partition")
     print(f"{verdict}: {alive}, {topics}, {partitions}")
+    if report["posture"] == "insecure":
+        print(
+            f"INSECURE: everybody who reaches {report['asked']} may change everything, without"
+            f" {', '.join(report['missing_protections'])}; `shoal secure init` makes what is missing"
+        )
     if not report["ready"]:
         print(f"not ready: {report['unready_reason']}")
     for kind in ("failed", "leaderless", "lost_majority", "under_replicated", "cleared_writes", "kept"):

@@ -20,6 +20,7 @@ from shoal.agent.cli import cluster, config, context, drain, group, keys, level,
 from shoal.agent.cli.bench import command as bench
 from shoal.agent.cli.examine import doctor, log
 from shoal.agent.cli.records import consume, produce, table
+from shoal.agent.cli.secure import command as secure
 from shoal.agent.cli.terminal.completion import join_bash_words
 from shoal.agent.cli.terminal.connection import with_credentials
 from shoal.agent.cli.terminal.options import (
@@ -73,6 +74,7 @@ single = (
 groups = (
     config.configs,
     context.context,
+    secure.secure,
     keys.keys,
     level.cluster,
     topic.topics,

@@ -84,13 +84,6 @@ async def _by_itself(entry: Entry) -> Gossip:
         return membership
 
     membership = await listen(choice, config.bind, gossip_on)
-    if entry.keyring is None and not config.is_loopback:
-        logger.warning(
-            "gossip on %s:%d has no key: any process that reaches it can pose as an agent. Give all agents a"
-            " key (`shoal keygen`, --gossip-key), or let only agents reach the port",
-            config.bind,
-            membership.port,
-        )
     if choice.has_stepped(membership.port):
         logger.info("port %d is in use: gossip listens on %d", choice.kept or choice.default, membership.port)
     return membership

@@ -47,6 +47,7 @@ def _of_partition(name: str, text: str, *more: str) -> Family:
 _AGENT = (
     _gauge("shoal_build_info", "1; version, and the kind of disk access.", "version", "disk"),
     _gauge("shoal_uptime_seconds", "Since this process started."),
+    _gauge("shoal_insecure", "1: bound beyond loopback without TLS, authentication or a gossip key."),
     _histogram("shoal_loop_lag_seconds", "How late the event loop runs a timer, ten times a second."),
 )
 _CLUSTER = (

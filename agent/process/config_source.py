@@ -70,12 +70,27 @@ def read_file(path: str) -> ConfigFile:
     except UnicodeDecodeError as error:
         raise ConfigFileError(f"{path} is not UTF-8 at byte {error.start}: mend the file") from None
     try:
-        return ConfigFile(path, text, tomllib.loads(text))
+        return ConfigFile(path, text, _from_its_place(tomllib.loads(text), os.path.dirname(path)))
     except tomllib.TOMLDecodeError as error:
         raise ConfigFileError(f"{_place_in(path, text, str(error))} is not TOML: {error}") from None
     except (ValueError, RecursionError) as error:  # tomllib's own limits, without a place
         reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
         raise ConfigFileError(f"{path} is not TOML: {reason}") from None
+
+
+def _from_its_place(settings: dict[str, Any], directory: str) -> dict[str, Any]:
+    """The same with the paths of keys and certificates counted from the file's directory: the directory can
+    be copied to any place."""
+    section = settings.get(FILE_SECTION, settings)
+    if not isinstance(section, dict):
+        return settings
+    for key, value in section.items():
+        name = key.replace("-", "_")
+        if isinstance(value, str) and value and name in ("tls_cert", "tls_key", "tls_ca"):
+            section[key] = os.path.join(directory, value)
+        elif isinstance(value, str) and value[1:] and value[0] == "@" and name == "gossip_key":
+            section[key] = f"@{os.path.join(directory, value[1:])}"
+    return settings
 
 
 def _from_pipe(path: str) -> bytes:

@@ -62,7 +62,6 @@ class Broker(GroupService, TableService, LevelService, SecurityAdmin):
         self.events = event_sources.feed
         self._event_sources = event_sources
         self.keys = KeyService(roster.gossip)
-        self.gossip_is_open = False  # without a key, and not on loopback alone
         self.catalog_birth: tuple[str, ...] = ()
         self._links = links
         self._started_ms = clock.now_ms()
@@ -135,7 +134,8 @@ class Broker(GroupService, TableService, LevelService, SecurityAdmin):
             ],
             "cleared_writes": documents.cleared_here(self._cluster.cleared_writes, self._catalog),
             "kept": documents.kept_here(self._cluster.kept()),
-            "gossip_is_open": self.gossip_is_open,
+            "posture": self.facts.exposure.posture,
+            "missing_protections": list(self.facts.exposure.missing),
             "configuration": self.config.as_document(),
         }
 
@@ -158,6 +158,7 @@ class Broker(GroupService, TableService, LevelService, SecurityAdmin):
         cluster, facts = self._cluster, self.facts
         reading: dict[str, Value] = {
             "shoal_build_info": {(facts.version, facts.disk_kind): 1},
+            "shoal_insecure": int(facts.exposure.is_insecure),
             "shoal_uptime_seconds": (self._clock.now_ms() - self._started_ms) / 1_000,
             "shoal_understood_level": facts.levels.highest,
             "shoal_topics": len(cluster.topics.topics),

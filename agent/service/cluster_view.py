@@ -26,6 +26,7 @@ from shoal.agent.partition.status import ReplicaStatus
 from shoal.agent.process.clock import Clock
 from shoal.agent.routing.exchange import RouteExchange
 from shoal.agent.routing.table import Claim, RouteTable
+from shoal.agent.security.posture import LOOPBACK_ONLY, Exposure
 from shoal.agent.service import documents
 from shoal.agent.service.letters import DeadLetters
 from shoal.agent.topics.catalog import Catalog, TopicEntry
@@ -42,7 +43,7 @@ _group_id = lru_cache(maxsize=8192)(GroupId)  # asked for with every request, as
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
     """Facts about an agent, for this run. `measures`: what it has counted since it started. `levels`: those
-    that it understands."""
+    that it understands. `exposure`: who reaches it, and what is missing."""
 
     config: AgentConfig
     agent_id: str
@@ -52,6 +53,7 @@ class AgentFacts:
     disk_kind: str
     measures: Measures = field(default_factory=Measures)
     levels: LevelRange = SUPPORTED
+    exposure: Exposure = LOOPBACK_ONLY
 
 
 @dataclass(frozen=True, slots=True)

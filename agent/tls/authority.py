@@ -283,7 +283,7 @@ def host_in_certificate(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     if is_host_name(host):
         return x509.DNSName(host)
-    raise AuthorityError(f"{host!r} is neither an IP address nor a DNS name")
+    raise AuthorityError(f"{host[:80]!r} is neither an IP address nor a DNS name")
 
 
 def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:

@@ -421,7 +421,9 @@ async def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
     """A file stands there; another address than ours; both in one line, and the exit code says failure."""
     (tmp_path / "file").write_text("")
     assert "is not a directory" in await refused(config(tmp_path / "file"))
-    assert "is not an address of this host" in await refused(config(tmp_path / "a", bind="192.0.2.1"))
+    assert "is not an address of this host" in await refused(
+        config(tmp_path / "a", bind="192.0.2.1", insecure=True)
+    )
     assert await run_agent(config(tmp_path / "file")) == 1
 
 

@@ -133,7 +133,7 @@ async def test_a_name_without_an_address_keeps_the_agent_from_starting(
     with pytest.raises(
         StartError, match=r"--advertise no\.example: the name no\.example has no address: Name"
     ):
-        await agents.start("a", advertise="no.example", bind="0.0.0.0").until_ready()
+        await agents.start("a", advertise="no.example", bind="0.0.0.0", insecure=True).until_ready()
 
 
 async def test_further_hosts_and_origins_are_the_agents_to_name(agents: Agents) -> None:

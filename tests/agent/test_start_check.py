@@ -206,7 +206,7 @@ async def test_the_command_says_a_line_each_and_its_exit_code_counts(tmp_path: p
     good = ("agent", "--check", "--data", str(tmp_path / "data"), "--http-port", "0", "--gossip-port", "0")
     ran = await run(*good)
     assert (ran.code, ran.stderr) == (0, "")
-    assert [line.split()[0] for line in ran.stdout.splitlines()] == ["ok"] * 5
+    assert [line.split()[0] for line in ran.stdout.splitlines()] == ["ok"] * 6
     assert not (tmp_path / "data").exists()
     (tmp_path / "file").write_text("")
     ran = await run(*good[:3], str(tmp_path / "file"), *good[4:])

@@ -136,7 +136,14 @@ class Agents:
                 "-m",
                 "shoal.agent",
             ]
-            command += ["agent", "--data", str(self.directory / str(host)), "--cluster", cluster]
+            command += [
+                "agent",
+                "--data",
+                str(self.directory / str(host)),
+                "--cluster",
+                cluster,
+                "--insecure",
+            ]
             command += ["--name", f"host{host}", "--expect", str(count), *self.places(host)]
             with (self.directory / f"{host}.log").open("wb") as log:
                 process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ.copy())

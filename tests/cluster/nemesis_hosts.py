@@ -98,7 +98,7 @@ class Host:
         self.starts += 1
         self.paused = False
         command = ["ip", "netns", "exec", self.namespace, sys.executable, "-m", "shoal.agent", "agent"]
-        command += ["--data", str(self.data), "--bind", self.address, "--cluster", "nemesis"]
+        command += ["--data", str(self.data), "--bind", self.address, "--cluster", "nemesis", "--insecure"]
         command += [
             "--name",
             self.namespace,

@@ -265,6 +265,7 @@ class Rehearsal:
             "SHOAL_JOIN": ",".join(seeds),
             "SHOAL_EXPECT": str(len(seeds)),
             "SHOAL_MDNS": "false",
+            "SHOAL_INSECURE": "true",
         }
 
     async def roll(self, version: Version, *, hold: bool = True) -> None:

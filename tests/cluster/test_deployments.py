@@ -108,7 +108,8 @@ if not REASON:
         listed = local.get(agents.url(1), "/v1/members")["members"]
         assert {one["url"] for one in listed} == {f"http://{agents.name(host)}:7070" for host in (1, 2, 3)}
         assert len({one["failure_domain"] for one in listed}) == HOSTS
-        assert not local.get(agents.url(1), "/v1/agent")["gossip_is_open"]
+        missing = local.get(agents.url(1), "/v1/agent")["missing_protections"]
+        assert "a gossip key" not in missing
 
     def test_probes_services_and_proxies_are_answered_and_nobody_else(agents: Deployed) -> None:
         """A probe names an address; a client, its service; a page of somebody else, its own name."""

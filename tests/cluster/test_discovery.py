@@ -39,7 +39,7 @@ def started(network: Network, cluster: str, directory: pathlib.Path, names: dict
         for name, host in names.items():
             command = ["ip", "netns", "exec", network.namespace(host), sys.executable, "-m", "shoal.agent"]
             command += ["agent", "--data", str(directory / name), "--name", name, "--cluster", cluster]
-            command += ["--bind", network.address(host)]
+            command += ["--bind", network.address(host), "--insecure"]
             with (directory / f"{name}.log").open("wb") as log:
                 processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=os.environ.copy()))
         yield

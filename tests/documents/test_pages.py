@@ -23,6 +23,7 @@ USERS = (
     *(DOCS / name for name in ("tutorial.md", "concepts.md", "configuration.md", "glossary.md", "cli.md")),
     *(DOCS / name for name in ("compare.md", "performance.md", "http.md", "clients.md", "spark.md")),
     DOCS / "formats.md",
+    DOCS / "security.md",
     DOCS / "groups.md",
     DOCS / "timers.md",
     DOCS / "tables.md",

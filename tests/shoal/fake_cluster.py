@@ -137,7 +137,7 @@ class FakeCluster:
         self.auto_create_topics = True
         self.unheard = 0  # questions for a topic's routes that an agent answers which has not heard of it
         self.ready = True
-        self.gossip_is_open = False
+        self.missing_protections: list[str] = []
         self.lags = [0] * count  # of each agent's replicas, as `describe` tells it
         self.lose_next_creation = False  # make the topic, and break the connection before the answer
         self.lose_next_deletion = False  # delete the topic, and break the connection before the answer
@@ -353,7 +353,9 @@ class FakeAgent:
     async def _agent(self, request: web.Request) -> web.Response:
         settings = {"auto_create_topics": self.cluster.auto_create_topics}
         name = {"id": self.id, "name": f"agent-{self.number}", "cluster": "fake"}
-        document = {**name, "configuration": settings, "gossip_is_open": self.cluster.gossip_is_open}
+        missing = self.cluster.missing_protections
+        posture = {"posture": "insecure" if missing else "loopback", "missing_protections": missing}
+        document = {**name, "configuration": settings, **posture}
         return web.json_response(document)
 
     async def _join(self, request: web.Request) -> web.Response:

@@ -12,10 +12,6 @@ from typing import Any
 from shoal.agent.cli.terminal.output import age_text, listed, plural
 
 LISTED_PROBLEMS_MAX = 20  # a screenful; the rest are counted
-OPEN_GOSSIP = (
-    "gossip has no key, and other hosts reach its port: any of them can pretend to be an agent. Give all"
-    " agents a key (`shoal keygen`, --gossip-key), or let only agents reach the port"
-)
 GONE = ("failed", "left")
 SILENT = (*GONE, "suspect")  # a suspicion may last many seconds, and no record is accepted meanwhile
 CATALOG = "_catalog"

@@ -18,6 +18,7 @@ from shoal.agent.interface import (
     MIN_SEGMENT_BYTES,
 )
 from shoal.agent.levels import MAX_LEVEL
+from shoal.agent.security.posture import Posture
 from shoal.errors import ERRORS
 from shoal.format.records import MAX_HEADERS
 from shoal.format.timestamps import LAST_TIME_MS
@@ -411,7 +412,8 @@ SCHEMAS: dict[str, Schema] = {
             )
         ),
         not_serving=list_of(members_of(topic=TEXT, partition=COUNT, state=TEXT, reason=TEXT)),
-        gossip_is_open=BOOLEAN,
+        posture=one_of(*Posture),
+        missing_protections=list_of(TEXT),
         cleared_writes=list_of(members_of(topic=TEXT, partition=COUNT, behind_entry=COUNT)),
         kept=list_of(members_of(id=TEXT, name=or_null(TEXT), partitions=list_of(COUNT))),
         configuration=by_name(ANYTHING),

@@ -56,8 +56,7 @@ _STREAM_ONLY: Final = (
 )
 _NO_GROUP: Final = "there is no group: Spark's checkpoint holds the offsets"
 _NO_LOGIN: Final = (
-    "agents have no TLS and no login: leave it out, and keep them in a network of your own"
-    " (docs/operations/security.md)"
+    "agents have no TLS and no login: leave it out, and keep them in a network of your own (docs/security.md)"
 )
 _CAST: Final = "key and value are binary: use CAST(value AS STRING), or from_json"
 _ADVICE: Final = {

@@ -275,13 +275,17 @@ async def test_status_says_what_is_wrong_by_its_exit_code(cluster: FakeCluster) 
     assert (report["healthy"], report["failed"]) == (False, ["agent-2"])
 
 
-async def test_status_advises_a_key_where_others_reach_gossip(cluster: FakeCluster) -> None:
+async def test_status_says_what_is_missing_where_others_reach_the_agent(cluster: FakeCluster) -> None:
     """It is no trouble of today's, and says what to do."""
-    assert "gossip" not in (await run("status", agent=cluster.urls[0])).stdout
-    cluster.gossip_is_open = True
-    open_to_all = await run("status", agent=cluster.urls[0])
-    assert open_to_all.code == 0
-    assert "shoal keygen" in open_to_all.stdout
+    agent = cluster.urls[0]
+    assert "INSECURE" not in (await run("status", agent=agent)).stdout
+    cluster.missing_protections = ["TLS", "a gossip key"]
+    insecure = await run("status", agent=agent)
+    assert insecure.code == 0
+    assert f"INSECURE: everybody who reaches {agent}" in insecure.stdout
+    assert "without TLS, a gossip key; `shoal secure init`" in insecure.stdout
+    report = json.loads((await run("status", "--json", agent=agent)).stdout)
+    assert (report["posture"], report["missing_protections"]) == ("insecure", ["TLS", "a gossip key"])
 
 
 async def test_status_waits_until_all_is_well(cluster: FakeCluster) -> None:

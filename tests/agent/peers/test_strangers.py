@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +14,11 @@ from waiting import until
 import shoal.agent.peers.dialler as dialler_module
 import shoal.agent.peers.links as links_module
 from shoal.addresses import host_of, plain_address
-from shoal.agent.config import AgentConfig
 from shoal.agent.members.tags import is_shoal
 from shoal.agent.peers.frames import FrameType, Hello, LinkKind, frame_head
 from shoal.agent.peers.links import LinkConfig
 from shoal.agent.peers.lobby import MAX_WAITING_CONNECTIONS, MAX_WAITING_STRANGERS, Lobby
 from shoal.membership.interface import Member
-from tests.agent.agents import agents_in
 
 CLUSTER = b"c" * 16
 BRIEF = replace(FAST, greeting_timeout_ms=300)
@@ -257,22 +253,3 @@ def test_an_agents_url_is_an_address_and_a_port(url: str, host: str | None) -> N
     member = Member("m", "10.0.0.1", 1, {"cl": "fish", "url": url}, "alive", 1, 0)
     assert is_shoal(member) == (host == "10.0.0.1")
     assert plain_address("::ffff:10.0.0.1") == "10.0.0.1"
-
-
-async def test_an_agent_that_others_may_reach_says_that_it_has_no_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """And what to do. One on loopback, or with a key, says nothing."""
-    text = "has no key: any process that reaches it can pose as an agent"
-    caplog.set_level(logging.WARNING)
-    async with agents_in(tmp_path) as agents:
-        await agents.alone("inside")
-        assert text not in caplog.text
-        monkeypatch.setattr(AgentConfig, "is_loopback", property(lambda self: False))
-        sealed = await agents.alone("sealed", gossip_key="A" * 43 + "=")
-        assert text not in caplog.text
-        reachable = await agents.alone("open")
-        for running, is_open in ((sealed, False), (reachable, True)):
-            assert (await running.call("GET", "/v1/agent"))[1]["gossip_is_open"] is is_open
-        assert text in caplog.text
-        assert "shoal keygen" in caplog.text

@@ -1,0 +1,1 @@
+"""`shoal secure`: certificates, keys and configurations of a secured cluster."""
