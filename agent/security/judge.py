@@ -28,34 +28,39 @@ REMEMBERED_MAX: Final = 4_096
 
 
 class Judge:
-    """Of an agent that asks for credentials. `state`: as the catalog has it now."""
+    """Of an agent that asks for credentials. ShoalError not-ready while the state is not known."""
 
     is_on = True
 
     def __init__(
         self,
-        state: Callable[[], Security],
+        state: Callable[[], Security | None],
         first_token: bytes | None = None,
-        tell_first: Callable[[], None] = lambda: None,
+        tell_first: Callable[[str], None] = lambda _: None,
+        *,
+        is_new: bool = False,
     ) -> None:
-        """`first_token`: the hash of the token that counts as administrator until there is one. `tell_first`:
-        called with each use of it."""
+        """`state`: as the catalog has it now; None before this agent knows a catalog. `first_token`: the hash
+        of the token that counts as administrator until there is one. `tell_first`: called with its id, each
+        time that it is used. `is_new`: the agent started without a cluster, where that token counts too."""
         self._state = state
         self._first_token = first_token
         self._tell_first = tell_first
+        self._is_new = is_new
         self._seen: tuple[Place, bool] | None = None
         self._version = 0
         self._latest_ms = 0
         self._rules: dict[tuple[str, tuple[str, ...]], tuple[Rule, ...]] = {}
 
     def __repr__(self) -> str:
-        return f"Judge(version={self._version} {self._state()!r})"
+        return f"Judge(version={self._version} {self._state()})"
 
     @property
     def version(self) -> int:
         """Another number with each change of principals, roles or tokens."""
         state = self._state()
-        if (now := (state.changed, state.is_settled)) != self._seen:
+        now = None if state is None else (state.changed, state.is_settled)
+        if now != self._seen:
             self._seen = now
             self._version += 1
             self._rules.clear()
@@ -81,7 +86,7 @@ class Judge:
     def _bearer(self, token: Token, now_ms: int) -> Identity:
         state, token_hash = self._state(), token.hash()
         # The lookup's time tells nothing of use: nobody can choose the hash of a token.
-        known = state.token(token_hash)
+        known = None if state is None else state.token(token_hash)
         if known is not None:
             principal, entry = known
             if not entry.is_live(now_ms):
@@ -90,16 +95,23 @@ class Judge:
                 )
             return Identity(principal, Proof.TOKEN, entry.expires_ms)
         if self._first_token is not None and same_hash(token_hash, self._first_token):
-            if state.is_settled:
+            if not self._first_counts(state):
                 raise ShoalError(
                     "unauthenticated",
                     f"token {token.id} is the first one, which counts no more: there are administrators now",
                 )
-            self._tell_first()
+            self._tell_first(token.id)
             return Identity(BOOTSTRAP, Proof.TOKEN)
+        if state is None:
+            raise _not_ready()
         raise ShoalError(
             "unauthenticated", f"token {token.id} is not known: it was revoked, or is of another cluster"
         )
+
+    def _first_counts(self, state: Security | None) -> bool:
+        if state is None and not self._is_new:
+            raise _not_ready()
+        return state is None or not state.is_settled
 
     def may(self, identity: Identity, wanted: Need, resource: str) -> bool:
         """Everybody may also do as the anonymous may. Agents may do everything, since they hold everything;
@@ -107,18 +119,24 @@ class Judge:
         if identity.proof in (Proof.AGENT, Proof.OPEN):
             return True
         if identity.principal == BOOTSTRAP and identity.proof is Proof.TOKEN:
-            return not self._state().is_settled
+            return self._first_counts(self._state())
         return allowed(self._rules_of(identity), wanted, resource)
 
     def _rules_of(self, identity: Identity) -> tuple[Rule, ...]:
+        state = self._state()
+        if state is None:
+            raise _not_ready()
         version = self.version  # forgets them where the state is another one
         assert version > 0
         key = identity.principal, identity.roles
         rules = self._rules.get(key)
         if rules is None:
-            state = self._state()
             rules = (*state.rules_of(*key), *state.rules_of(ANONYMOUS))
             if len(self._rules) >= REMEMBERED_MAX:
                 self._rules.clear()
             self._rules[key] = rules
         return rules
+
+
+def _not_ready() -> ShoalError:
+    return ShoalError("not-ready", "this agent does not know the principals of its cluster yet: ask again")

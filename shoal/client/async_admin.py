@@ -17,6 +17,7 @@ from shoal.client.http.discovery import urls_by_mdns, urls_of_seeds
 from shoal.client.http.group_path import group_path
 from shoal.client.http.requests import Call, ClientConfig, Cluster, topic_path
 from shoal.client.http.routes import bootstrap_urls
+from shoal.client.principal_calls import PrincipalCalls
 from shoal.credentials import CredentialOptions, credentials_of
 from shoal.errors import ShoalError
 from shoal.unpicklable import LiveObject
@@ -96,7 +97,7 @@ class ClientOptions(CredentialOptions, total=False):
     gossip_label: str
 
 
-class AdminClient(LiveObject):
+class AdminClient(PrincipalCalls, LiveObject):
     """A client of one cluster for questions and settings: AsyncClient without records.
 
     `bootstrap`: one or more agents' URLs (none: what SHOAL_AGENT names, or http://127.0.0.1:7070), or an

@@ -51,13 +51,13 @@ class World:
 
     def __init__(self, *commands: SecurityCommand, first: bytes | None = None) -> None:
         self.state = Security()
-        self.told = 0
+        self.told: list[str] = []
         self.judge = Judge(lambda: self.state, first, self.tell)
         for command in commands:
             self.apply(command)
 
-    def tell(self) -> None:
-        self.told += 1
+    def tell(self, token_id: str) -> None:
+        self.told.append(token_id)
 
     def apply(self, command: SecurityCommand) -> None:
         offset = self.state.changed[1] + 1
@@ -138,7 +138,7 @@ def test_the_first_token_is_an_administrator_until_there_is_one_and_never_again(
     """Each use is told. Nothing of it is kept in the state."""
     world = World(first=FIRST.hash())
     identity = world.judge.identify(bearer(FIRST), None, 0)
-    assert (identity, world.told) == (Identity(BOOTSTRAP, Proof.TOKEN), 1)
+    assert (identity, world.told) == (Identity(BOOTSTRAP, Proof.TOKEN), [FIRST.id])
     assert world.judge.may(identity, ADMINISTER, "")
     world.apply(put("ann", roles=("admin",)))
     assert world.judge.may(identity, ADMINISTER, ""), "ann has no token yet"
@@ -148,8 +148,32 @@ def test_the_first_token_is_an_administrator_until_there_is_one_and_never_again(
     assert not world.judge.may(identity, ADMINISTER, "")
     assert "counts no more" in world.refused(bearer(FIRST))
     assert "counts no more" in world.refused(bearer(FIRST), now_ms=9_000)
-    assert world.told == 1
+    assert world.told == [FIRST.id]
     assert "not known" in World(first=None).refused(bearer(FIRST))
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_an_agent_that_knows_no_catalog_says_that_it_is_not_ready(is_new: bool) -> None:
+    """And not that a token is wrong, which clients would take for the last word. The first token counts at
+    one that has no cluster, so that somebody can make it join."""
+    state: Security | None = None
+    judge = Judge(lambda: state, FIRST.hash(), is_new=is_new)
+    client = judge.identify(None, PeerCertificate("bob", is_agent=False), 0)
+    agent = judge.identify(None, PeerCertificate("a", is_agent=True), 0)
+    assert judge.may(agent, ADMINISTER, "")
+    refused = [lambda: judge.identify(bearer(BOBS), None, 0), lambda: judge.may(client, READ, "a")]
+    if is_new:
+        assert judge.may(judge.identify(bearer(FIRST), None, 0), ADMINISTER, "")
+    else:
+        refused.append(lambda: judge.identify(bearer(FIRST), None, 0))
+    for ask in refused:
+        with pytest.raises(ShoalError) as caught:
+            ask()
+        assert caught.value.code == "not-ready"
+    version = judge.version
+    state = Security()
+    assert judge.version != version
+    assert not judge.may(client, READ, "a")
 
 
 def test_every_change_has_another_version_and_nothing_else_has() -> None:
