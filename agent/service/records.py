@@ -6,8 +6,8 @@ refuses is told here so that a client can go on: to the leader, or to another ho
 The first record at or after a time is found through a reader, as any consumer reads. Producers' timestamps
 need not rise with the offsets, so no halving finds the place. The log's index has the newest timestamp of
 each entry, and of whole segments, and names the next batch that may have such a record. One batch is read
-then. Where the index does not know (it was written by an earlier version, or the entry is damaged), batches
-are looked through by their stamps alone.
+then. Where the index does not know, batches are looked through by their stamps alone. It does
+not know entries that an earlier version wrote, or that are damaged.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class Waits:
         self.stopped = False
 
     async def run(self, client: WaitingClient, asker: Asker, awaitable: Awaitable[T]) -> T:
-        """Its result. ShoalError overloaded when too many wait, stopping when the server stops meanwhile,
-        unauthenticated or forbidden when the asker may no longer; ConnectionResetError when the client goes.
+        """Its result. ShoalError overloaded when too many wait, stopping when the server stops meanwhile.
+        Unauthenticated or forbidden when the asker may no longer; ConnectionResetError when the client goes.
         """
         task = asyncio.current_task()
         assert task is not None, "requests are handled in tasks"
