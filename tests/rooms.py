@@ -72,12 +72,14 @@ ROOMS = {
         agent/config agent/process agent/settings membership/wire segment_store/disk segment_store/errors
         shoal/__init__ shoal/client shoal/client/http shoal/spark shoal/spark/options
         shoal/spark/pipelines""",
-    "agent/cli/examine": """agent/cli/records agent/cli/terminal agent/durable agent/partition agent/topics
+    "agent/cli/examine": """agent/cli/records agent/cli/secure agent/cli/terminal agent/durable
+        agent/partition agent/process agent/settings agent/topics
         segment_store/check segment_store/disk segment_store/errors segment_store/format shoal/spark
         shoal/spark/options shoal/spark/pyspark_version""",
     "agent/cli/records": """agent/cli/terminal segment_store/check shoal/client shoal/client/consume
         shoal/client/produce shoal/client/subscribe shoal/client/tables""",
-    "agent/cli/secure": "agent/cli/terminal agent/config agent/tls membership/wire",
+    "agent/cli/secure": """agent/cli/terminal agent/config agent/process agent/settings agent/tls
+        membership/wire""",
     "agent/cli/bench": "agent/cli/terminal shoal/client shoal/client/http shoal/client/produce",
     "agent/cli/top": "agent/cli/terminal shoal/client shoal/client/http",
     "agent/cli/terminal": "shoal/client shoal/client/http",

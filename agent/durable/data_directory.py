@@ -26,7 +26,7 @@ TOPICS_DIRECTORY = "topics"  # opener.py: where replicas keep their logs
 def claim_directory(path: str) -> DirectoryLock:
     """Make the directory if need be, and hold it for this process. Raises StartError."""
     try:
-        os.makedirs(path, exist_ok=True)
+        os.makedirs(path, mode=0o700, exist_ok=True)  # records are in it
         lock = DirectoryLock(path)
         lock.acquire()
     except NotOwner as error:

@@ -18,8 +18,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
+from shoal.agent.cli.terminal.findings import Finding
 from shoal.spark import java, pyspark_version
 from shoal.spark.options.errors import SourceError
 from shoal.spark.setup import check_worker_python
@@ -30,15 +30,6 @@ MEMLOCK_BYTES_LOW = 8 << 20  # kernels before 5.12 charge rings to it
 SLOW_SYNC_MS = 20.0  # a disk that syncs slower than this limits every acknowledged append
 SYNC_ROUNDS = 20
 OPEN_FILES_LOW = 4_096
-
-
-class Finding(NamedTuple):
-    """`level`: ok, note (works, but could be better) or problem (an agent would not work)."""
-
-    check: str
-    level: str
-    found: str
-    advice: str = ""
 
 
 def examine(data: str) -> list[Finding]:
