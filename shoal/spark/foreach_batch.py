@@ -10,6 +10,7 @@ from typing import Any, Final, SupportsIndex
 
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.write_options import parse_sink_options
+from shoal.spark.pyspark_api import connect_session
 from shoal.spark.setup import files, zipped
 from shoal.spark.ship import shipment
 
@@ -51,6 +52,14 @@ class BatchWriter(shipment.Shipped):
         self._options = options
         self._name = name
         self._query_name = query_name
+        self._session: Any = None  # of the query; only a Connect server's process needs it
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_session": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._session = connect_session()
 
     def __call__(self, frame: Any, batch: int) -> None:
         """Write the frame, as `df.write` does. Raises SourceError where the query cannot be told."""
@@ -69,6 +78,7 @@ class BatchWriter(shipment.Shipped):
                     "this function is for writeStream.foreachBatch, in the thread that Spark calls it in"
                 )
             return str(query)
+        session = self._session or session
         active = [query for query in session.streams.active if self._query_name in (None, query.name)]
         if len(active) != 1:
             called = "" if self._query_name is None else f" called {self._query_name!r}"

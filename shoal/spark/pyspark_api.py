@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ __all__ = [
     "StreamArrowWriter",
     "SupportsTriggerAvailableNow",
     "VERSION",
+    "connect_session",
     "register_source",
     "settle_worker",
     "takes_records",
@@ -118,6 +120,17 @@ def takes_records(modules: Mapping[str, Any] = sys.modules) -> bool:
         if code is not None:
             return {"isinstance", "_SimpleStreamReaderWrapper", "getCache"} <= set(code.co_names)
     return False
+
+
+def connect_session() -> Any | None:
+    """The user's session at a Spark Connect server, in a process there that unpickles a function of the
+    user's; None elsewhere. Spark 4.3 then calls the function with frames of a copy of that session, which
+    has no queries."""
+    if "SPARK_CONNECT_MODE_ENABLED" not in os.environ:
+        return None
+    from pyspark.sql.connect.session import SparkSession
+
+    return SparkSession.getActiveSession()
 
 
 def register_source(spark: Any, source: Any) -> bool:

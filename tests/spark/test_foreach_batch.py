@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 import shoal.spark
-from shoal.spark import batches
+from shoal.spark import batches, foreach_batch
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.write_options import parse_sink_options
+from shoal.spark.pyspark_api import connect_session
+from shoal.spark.ship import shipment
 
 
 class Frame:
@@ -74,6 +76,23 @@ def test_through_connect_the_query_is_looked_up() -> None:
     with pytest.raises(SourceError, match=r"^0 queries called 'no' run in this session"):
         batches(topic="t", query_name="no")(several, 1)
     assert len(several.written) == 1
+
+
+def test_frames_of_a_copied_session_are_of_the_users_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark 4.3 runs micro-batches in a copy of the session, which has no queries of its own."""
+    users = connected(("q-1", None)).sparkSession
+    monkeypatch.setattr(foreach_batch, "connect_session", lambda: users)
+    monkeypatch.setattr(shipment, "received", None)  # as before, once this process has unpickled one
+    write = pickle.loads(pickle.dumps(batches(topic="t")))
+    frame = connected()
+    write(frame, 3)
+    assert frame.written == [{"topic": "t", "txnId": "q-1", "txnBatch": "3"}]
+
+
+def test_only_a_connect_server_has_a_users_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere the frame's own session is the query's."""
+    monkeypatch.delenv("SPARK_CONNECT_MODE_ENABLED", raising=False)
+    assert connect_session() is None
 
 
 @pytest.mark.parametrize(
