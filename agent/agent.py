@@ -158,6 +158,11 @@ class Agent:
         if self.cluster is not None:
             self.cluster.joined.scrubber.set_rate(broker.config.scrub_bytes_per_s)
 
+    def look_at_certificates(self) -> None:
+        """Whether files of TLS have been exchanged; now, instead of within ten seconds."""
+        if self.node is not None and self.node.tls is not None:
+            self.node.tls.ask()
+
     async def _leave(self) -> None:
         """The goodbyes of the parts that have started, the last one first."""
         logger.info("leaving the cluster")
@@ -214,6 +219,8 @@ class Agent:
                 tasks.create_task(say_insecure(directory.exposure), name="posture"),
                 tasks.create_task(watch_loop_lag(node.measures.loop_lag.observe), name="loop lag"),
             ]
+            if node.tls is not None:
+                running.append(tasks.create_task(node.tls.run(), name="tls"))
             try:
                 record = await find_cluster(node, pool, lambda reason: self._say_waiting(node, reason))
             except StartError:  # the cluster would miss it as a failed member
@@ -290,7 +297,11 @@ async def run_agent(
             _follow_log_level(values)
             cores.reload()
 
-        async with reloading(config, source, pass_on, manager) as reloads:
+        def look_again() -> None:
+            if config.tls.is_on:
+                cores.reload()
+
+        async with reloading(config, source, pass_on, manager, look_again) as reloads:
             return await cores.run(reloads.on_hangup)
     allow_open_files()
     stop = StopRequest()
@@ -301,7 +312,11 @@ async def run_agent(
         for agent in agents:
             agent.follow(values)
 
-    async with reloading(config, source, follow, manager) as reloads:
+    def look() -> None:
+        for agent in agents:
+            agent.look_at_certificates()
+
+    async with reloading(config, source, follow, manager, look) as reloads:
         with asked_by_signals(stop.ask, reloads.on_hangup), manager:
             return await _run_lives(reloads, stop, ready, manager, agents)
 

@@ -56,13 +56,18 @@ from shoal.agent.peers.frames import NONCE_BYTES
 from shoal.agent.peers.links import LinkConfig, Links
 from shoal.agent.placement.drain import Draining
 from shoal.agent.process.clock import SystemClock
+from shoal.agent.process.errors import StartError
 from shoal.agent.process.event_loop import expects_answers
 from shoal.agent.process.ports import PortChoice, http_socket, is_own_address, listen
 from shoal.agent.process.signals import open_files
 from shoal.agent.process.unix_socket import listen_at, remove
+from shoal.agent.security.agents_tls import OWN_TLS, AgentsTls, in_the_open
 from shoal.agent.service.broker import Broker
 from shoal.agent.service.cluster_view import AgentFacts
 from shoal.agent.service.event_sources import EventSources
+from shoal.agent.tls.contexts import TlsError, make_contexts
+from shoal.agent.tls.listener import TlsListener
+from shoal.agent.tls.reload import Renewal, TlsState
 from shoal.lookup import Lookup
 from shoal.membership.interface import Gossip, MemberEvent
 from shoal.membership.serf.snapshot import Snapshot
@@ -92,6 +97,7 @@ class Node:
     life: Life
     twins: DuplicateIdentityWatch
     levels: LevelRange
+    tls: TlsState | None
 
     @property
     def config(self) -> AgentConfig:
@@ -101,6 +107,11 @@ class Node:
     @property
     def agent_id(self) -> str:
         return self.identity.agent_id
+
+    @property
+    def agents_tls(self) -> AgentsTls:
+        """For connections to other agents."""
+        return in_the_open if self.tls is None else self.tls.agents
 
     @property
     def measures(self) -> Measures:
@@ -127,8 +138,11 @@ async def start_node(
     levels: LevelRange,
 ) -> Node:
     """`levels`: those that this agent understands. Raises PortError, and StartError where another process
-    runs with this identity."""
+    runs with this identity, or files of TLS do not fit."""
     config, identity = directory.config, directory.identity
+    tls = await _load_tls(config)
+    agents_tls = in_the_open if tls is None else tls.agents
+    OWN_TLS.set(agents_tls)  # of this task, and of those that it starts: an agent's life is one
     names.learn_agent(identity.agent_id, identity.name)
     names.own = identity.name
     lookup = Lookup()
@@ -139,7 +153,7 @@ async def start_node(
     clock, boot_nonce = SystemClock(), os.urandom(NONCE_BYTES)
     watch, events = Watch(boot_nonce.hex()), EventFeed(boot_nonce.hex())
     links = _make_links(config, identity, clock, rng, boot_nonce, levels)
-    links.dialler.lookup = lookup
+    links.dialler.lookup, links.dialler.tls = lookup, agents_tls
     if is_own_address(address):
         links.dialler.own_address = address
     roster = Roster(agent_id=identity.agent_id, cluster=config.cluster, links=links, watch=watch)
@@ -148,6 +162,8 @@ async def start_node(
     await draining.load()
     measures = Measures()
     directory.disk.on_synced = measures.sync.observe
+    if tls is not None:
+        _follow_tls(tls, measures, links)
     event_sources = EventSources(events, roster, watch, clock.now_ms)
     broker = Broker(
         AgentFacts(
@@ -173,7 +189,7 @@ async def start_node(
     twins = DuplicateIdentityWatch(life, config.data)
     # A copy of a running agent's directory is mostly started beside that agent: its ports are taken there.
     if kept_http_port not in (0, identity.http_port):
-        await twins.check(url_at(address, kept_http_port))
+        await twins.check(url_at(address, kept_http_port, config.scheme))
     node = Node(
         directory=directory,
         names=names,
@@ -192,9 +208,30 @@ async def start_node(
         life=life,
         twins=twins,
         levels=levels,
+        tls=tls,
     )
     await _serve_http(node, parts, listener)
     return node
+
+
+async def _load_tls(config: AgentConfig) -> TlsState | None:
+    """None where this agent speaks no TLS. Raises StartError."""
+    if not config.tls.is_on:
+        return None
+    try:
+        return TlsState(await asyncio.to_thread(make_contexts, config.tls, config.cluster), config.cluster)
+    except TlsError as error:
+        raise StartError(str(error)) from None
+
+
+def _follow_tls(tls: TlsState, measures: Measures, links: Links) -> None:
+    measures.certificates = tls.expires
+
+    def on_renewal(renewal: Renewal) -> None:
+        measures.certificates = tls.expires
+        links.renew(accepted=renewal.withdrawn)
+
+    tls.listen(on_renewal)
 
 
 async def _listen_http(
@@ -204,7 +241,7 @@ async def _listen_http(
     listener = await listen(choice, config.bind, lambda port: http_socket(config.bind, port))
     parts.callback(listener.close)
     port = int(listener.getsockname()[1])
-    url = url_at(config.advertised_host, port)
+    url = url_at(config.advertised_host, port, config.scheme)
     if choice.has_stepped(port):
         taken = choice.kept or choice.default
         logger.info("port %d is in use: HTTP listens on %d (--agent %s)", taken, port, url)
@@ -239,21 +276,29 @@ def _make_links(
 
 async def _serve_http(node: Node, parts: AsyncExitStack, listener: socket.socket) -> None:
     """Raises PortError."""
-    http = node.config.http
-    listeners = [listener]
+    http, tls = node.config.http, node.tls
+    in_the_open_too = []
     if http.http_socket is not None:
-        listeners.append(listen_at(http.http_socket))
-        parts.callback(remove, http.http_socket, listeners[-1])
+        in_the_open_too.append(listen_at(http.http_socket))
+        parts.callback(remove, http.http_socket, in_the_open_too[-1])
     runner = make_runner(
         node.broker,
         limits_for(open_files()),
         http.allowed_hosts,
         cors_origins=http.cors_origins,
         lookup=node.lookup,
+        tls=node.agents_tls,
     )
     parts.push_async_callback(runner.cleanup)
     node.roster.on_moved = runner.context.forwarder.renew
-    for one in listeners:
+    if tls is None:
+        await runner.listen(listener)
+    else:
+        tls.listen(lambda _: runner.context.forwarder.renew())
+        door = TlsListener(listener, tls.current, runner)
+        runner.enter(door)
+        door.start()
+    for one in in_the_open_too:
         await runner.listen(one)
 
 
@@ -265,7 +310,7 @@ async def enter_pool(node: Node, parts: AsyncExitStack) -> Pool:
         TAG_NAME: identity.name,
         TAG_CLUSTER: config.cluster,
         TAG_CLUSTER_ID: "" if identity.cluster_id is None else identity.cluster_id.hex(),
-        TAG_URL: url_at(node.address, identity.http_port),
+        TAG_URL: url_at(node.address, identity.http_port, config.scheme),
         TAG_DOMAIN: config.failure_domain or host_name(socket.gethostname()),
         TAG_WEIGHT: str(config.weight),
         TAG_BOOT_NONCE: node.life.run,
@@ -323,7 +368,7 @@ def _mover(node: Node) -> Callable[[str], bool]:
     """Tells pool and links where this agent's name leads now."""
 
     def move(address: str) -> bool:
-        if not node.roster.move(address, url_at(address, node.identity.http_port)):
+        if not node.roster.move(address, url_at(address, node.identity.http_port, node.config.scheme)):
             return False
         node.links.dialler.own_address = address if is_own_address(address) else None
         return True

@@ -59,9 +59,16 @@ class Reloads:
     """One per process. `config`: as given at the start, with what was reloaded since."""
 
     def __init__(
-        self, config: AgentConfig, source: ConfigSource | None, follow: Follow, manager: ServiceManager
+        self,
+        config: AgentConfig,
+        source: ConfigSource | None,
+        follow: Follow,
+        manager: ServiceManager,
+        look: Callable[[], None],
     ) -> None:
+        """`look`: at files that the configuration names, such as certificates."""
         self.config = config
+        self._look = look
         self._source = source
         self._follow = follow
         self._manager = manager
@@ -70,7 +77,8 @@ class Reloads:
     @property
     def on_hangup(self) -> Callable[[], None] | None:
         """Does what SIGHUP asks for. None where no file could say something new."""
-        return self.ask if self._source is not None and self._source.path else None
+        has_file = self._source is not None and bool(self._source.path)
+        return self.ask if has_file or self.config.tls.is_on else None
 
     def ask(self) -> None:
         """From a signal. Several before the first was taken up are one."""
@@ -82,7 +90,9 @@ class Reloads:
             await self._asked.wait()
             self._asked.clear()
             with self._manager.reloading():
-                await self._reload()
+                if self._source is not None and self._source.path:
+                    await self._reload()
+                self._look()
 
     async def _reload(self) -> None:
         assert self._source is not None, "nobody asks where there is none"
@@ -135,10 +145,14 @@ def _shown(known: Setting, config: AgentConfig) -> str:
 
 @asynccontextmanager
 async def reloading(
-    config: AgentConfig, source: ConfigSource | None, follow: Follow, manager: ServiceManager
+    config: AgentConfig,
+    source: ConfigSource | None,
+    follow: Follow,
+    manager: ServiceManager,
+    look: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[Reloads]:
     """Takes up what is asked for meanwhile."""
-    reloads = Reloads(config, source, follow, manager)
+    reloads = Reloads(config, source, follow, manager, look)
     task = asyncio.create_task(reloads.run(), name="reloads")
     try:
         yield reloads

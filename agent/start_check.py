@@ -28,6 +28,7 @@ from shoal.agent.process import unix_socket
 from shoal.agent.process.errors import StartError
 from shoal.agent.process.ports import PortChoice, PortError, is_own_address, listen
 from shoal.agent.security.posture import refused_start, warning
+from shoal.agent.tls.contexts import TlsError, make_contexts
 from shoal.agent.topics.cluster_file import ClusterFileError, load_cluster, settle_cluster
 from shoal.lookup import Lookup
 from shoal.segment_store.disk.disk import open_disk
@@ -52,6 +53,8 @@ async def check_start(config: AgentConfig) -> list[StartFinding]:
     otherwise = "" if config.cluster_is_explicit else " unless the directory has one"
     configuration = f"bind {config.bind}, cluster {config.cluster}{otherwise}"
     findings = [StartFinding("configuration", True, configuration)]
+    if config.tls.is_on:
+        findings.append(_check_tls(config))
     for core in range(config.cores):
         agent = config.for_core(core)
         directory, identity = await _check_directory(agent)
@@ -234,6 +237,15 @@ async def _check_port(
 
 
 # ---- other places ----------------------------------------------------------------------------------------
+
+
+def _check_tls(config: AgentConfig) -> StartFinding:
+    try:
+        contexts = make_contexts(config.tls, config.cluster)
+    except TlsError as error:
+        return StartFinding("TLS", False, str(error))
+    until = time.strftime("%Y-%m-%d", time.gmtime(min(contexts.expires.values())))
+    return StartFinding("TLS", True, f"this agent is {contexts.rules.agent_name}, until {until}")
 
 
 def _check_socket(path: str) -> StartFinding:

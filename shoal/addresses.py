@@ -11,7 +11,7 @@ from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 
 # As agents write it: an address, a port, nothing behind them.
-_URL = re.compile(r"http://(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15})):([1-9][0-9]{0,4})")
+_URL = re.compile(r"https?://(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15})):([1-9][0-9]{0,4})")
 _ORIGIN = re.compile(r"(https?)://(\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,253})(?::([1-9][0-9]{0,4}))?")
 _USUAL_PORTS = {"http": "80", "https": "443"}
 HOST_NAME_CHARACTERS_MAX = 128
@@ -60,9 +60,9 @@ def is_host_name(text: str) -> bool:
     return is_name and _NUMBER.fullmatch(text.rpartition(".")[2]) is None
 
 
-def url_at(host: str, port: int) -> str:
+def url_at(host: str, port: int, scheme: str = "http") -> str:
     """An agent's URL: `host` is a name or an address."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def plain_origin(text: str) -> str | None:
@@ -80,4 +80,4 @@ def named_url(url: str, name: str) -> str:
     """The URL under which an agent at an address (`url`) is reached: by its name, if it has told one."""
     if not is_host_name(name) or host_of(url) is None:
         return url
-    return url_at(name, int(url.rpartition(":")[2]))
+    return url_at(name, int(url.rpartition(":")[2]), url.partition(":")[0])

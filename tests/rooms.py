@@ -85,7 +85,7 @@ ROOMS = {
     "agent/cli/terminal": "shoal/client shoal/client/http",
     "agent": """agent/bootstrap agent/config agent/delivery agent/durable agent/events agent/host agent/http
         agent/http/admission agent/members agent/partition agent/peers agent/placement agent/process
-        agent/routing agent/service agent/settings agent/topics membership/interface membership/serf
+        agent/routing agent/service agent/settings agent/tls agent/topics membership/interface membership/serf
         membership/wire replication segment_store/disk segment_store/errors shoal/__init__""",
     "agent/service": """agent/config agent/delivery agent/durable agent/events agent/fetch agent/groups
         agent/host agent/interface agent/members agent/partition agent/peers agent/placement agent/process
@@ -150,9 +150,9 @@ ROOMS = {
     "agent/table": "",
     "agent/levels": "",
     "agent/security": "",
+    "agent/tls": "agent/process agent/tls_settings",
     "agent/events": "agent/process",
     "agent/process": "agent/config agent/settings segment_store/errors",
-    "agent/tls": "agent/tls_settings",
     "agent/log_lines": "",
     "agent/metrics": "",
     "agent/config": "agent/settings agent/tls_settings",

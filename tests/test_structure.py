@@ -48,6 +48,7 @@ OWNERS = {
         "agent/bootstrap/introduction.py",
         "agent/members/duplicate_identity.py",
         "shoal/name_resolver.py",
+        "shoal/client/http/failures.py",
         "shoal/client/http/requests.py",
         "agent/interface.py",
     },

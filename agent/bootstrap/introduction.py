@@ -1,4 +1,4 @@
-"""How an agent without a cluster learns of one: it asks a member, over plain HTTP, who it is.
+"""How an agent without a cluster learns of one: it asks a member, over HTTP, who it is.
 
 Law of this file: the links prove a cluster id, which an empty agent does not have; so this one question
 goes to GET /v1/agent. The answer is hearsay until the links' handshake proves it: an agent that was told a

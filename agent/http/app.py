@@ -44,6 +44,7 @@ from shoal.agent.interface import Broker
 from shoal.agent.log_lines.schema import about
 from shoal.agent.metrics.measures import ABORTED, NO_OPERATION
 from shoal.agent.security.access import Access, OpenAccess, PeerCertificate
+from shoal.agent.security.agents_tls import AgentsTls, in_the_open
 from shoal.errors import ShoalError, shown
 from shoal.lookup import Lookup
 
@@ -260,16 +261,17 @@ def make_runner(
     lookup: Lookup | None = None,
     agents_are_proven: bool = False,
     access: Access | None = None,
+    tls: AgentsTls = in_the_open,
 ) -> HttpRunner:
     """The HTTP side of an agent; call inside the event loop that will run it.
 
     `allowed_hosts`: names beside this machine's that a Host header may carry (a reverse proxy's, for
     example). `cors_origins`: whose pages may use it beside its own. `lookup`: of other agents' names.
     `agents_are_proven`: TLS tells which connections are other agents'. `access`: judges requests; without one
-    nobody is asked.
+    nobody is asked. `tls`: of connections to other agents; where it gives a context, they are proven, too.
     """
     chosen = limits if limits is not None else HttpLimits()
-    forwarder = Forwarder(broker.agent_id, chosen, lookup)
-    doorkeeper = Doorkeeper(access or OpenAccess(), agents_are_proven=agents_are_proven)
+    forwarder = Forwarder(broker.agent_id, chosen, lookup, tls)
+    doorkeeper = Doorkeeper(access or OpenAccess(), agents_are_proven=agents_are_proven or tls() is not None)
     context = Context(broker, chosen, forwarder, doorkeeper)
     return HttpRunner(Dispatcher(context, allowed_hosts, cors_origins), context)

@@ -1,6 +1,6 @@
 """A copied data directory: two live processes under one agent id (safety 2). The younger one ends.
 
-Law of this file: it asks, over plain HTTP, who runs where this agent's id was seen besides here, and decides
+Law of this file: it asks, over HTTP, who runs where this agent's id was seen besides here, and decides
 which of two may stay. A former address of this agent is no twin: nobody answers there, or somebody else.
 """
 
@@ -19,6 +19,7 @@ from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.log_lines.schema import about
 from shoal.agent.members.tags import TAG_BOOT_NONCE, TAG_URL
 from shoal.agent.process.errors import StartError
+from shoal.agent.security.agents_tls import OWN_TLS, context_for
 from shoal.membership.interface import Member, MemberEvent
 
 TIMEOUT_S = 2.0
@@ -55,9 +56,10 @@ def parse_life(body: bytes) -> Life | None:
 async def agent_document(url: str) -> bytes:
     """GET /v1/agent. Raises aiohttp.ClientError, OSError, TimeoutError, ValueError."""
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    context = context_for(url, OWN_TLS.get())
     async with (
         aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
-        session.get(f"{url}/v1/agent", allow_redirects=False) as response,
+        session.get(f"{url}/v1/agent", allow_redirects=False, ssl=context or True) as response,
     ):
         return await response.content.read(MAX_ANSWER_BYTES)
 

@@ -149,6 +149,13 @@ _HTTP = (
     _gauge("shoal_http_in_flight_bytes", "Bodies and answers held."),
     _counter("shoal_http_refused_total", "Requests refused as overload."),
 )
+_TLS = (
+    _gauge(
+        "shoal_tls_certificate_expires_seconds",
+        "Until the certificate expires, or the first authority of that file does; below 0 since then.",
+        "file",
+    ),
+)
 _PROCESS = (
     _counter("process_cpu_seconds_total", "User and system time of this process."),
     _gauge("process_open_fds", "Open files and sockets."),
@@ -188,6 +195,7 @@ SECTIONS: Final = {
     "Links": _LINKS,
     "The disk": _DISK,
     "HTTP": _HTTP,
+    "TLS": _TLS,
     "The process": _PROCESS,
     "Partitions": _PARTITIONS,
     "Consumer groups in partitions": _GROUPS_OF_PARTITIONS,

@@ -54,7 +54,7 @@ class Measures:
     """Of replicas, disk and event loop."""
 
     __slots__ = (
-        "appended_bytes", "appended_records", "commit", "elections", "fetch", "fetched_bytes",
+        "appended_bytes", "appended_records", "certificates", "commit", "elections", "fetch", "fetched_bytes",
         "fetched_records", "groups", "leaderships_gained", "leaderships_lost", "loop_lag", "replication",
         "sync", "trimmed_bytes", "trimmed_records",
     )  # fmt: skip
@@ -69,6 +69,8 @@ class Measures:
         self.elections = 0
         self.leaderships_gained = 0
         self.leaderships_lost = 0
+        self.certificates: Mapping[str, float] = {}
+        """When the certificates of a setting's file expire, the earliest one: since the epoch."""
         self.groups = GroupMeasures()
         self.sync = Histogram()
         self.commit = Histogram()

@@ -7,6 +7,7 @@ frame is given out and none may be longer than a greeting (safety 24).
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -58,6 +59,8 @@ class PeerConnection(asyncio.Protocol):
         self._dialled = dialled
         self.was_dialled = dialled is not None
         """This side opened it."""
+        self.context: ssl.SSLContext | None = None
+        """By which this side opens it; None in the open."""
         self._reader = FrameReader(MAX_REASON_BYTES)
         self._transport: asyncio.Transport | None = None
         self._upgrade: bytearray | None = bytearray() if dialled is not None else None

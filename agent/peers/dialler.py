@@ -18,6 +18,7 @@ from shoal.agent.peers.connection import PeerConnection, Refused
 from shoal.agent.peers.frames import LinkKind
 from shoal.agent.peers.linked_peer import LinkConfig, LinkedPeer
 from shoal.agent.process.clock import is_set_within
+from shoal.agent.security.agents_tls import AgentsTls, context_for, in_the_open, why_not_connected
 from shoal.lookup import Lookup, LookupFailed
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ MAX_DIALLING_NEWCOMERS = 128
 """Peers dialled for the first time at once: those who join need not wait for those who do not exist."""
 MAX_DIALLING_STRANGERS = 32
 """Peers that were dialled in vain and never met, at once: gossip may tell of thousands who do not exist."""
+RENEWED_WITHIN_S = 25.0
+"""For the links of one agent, one after the other, once certificates are exchanged. Twice that is within the
+minute after which no peer of a withdrawn authority is linked."""
 FAILED_GROWTH = 1.125
 """From one pause to the next for a member that gossip has given up: after a partition its link is back within
 a quarter of the time that the partition lasted."""
@@ -46,6 +50,8 @@ class Dialler:
         """Where peers know this agent, if that is an address of this host: it connects from there."""
         self.lookup = Lookup()
         """Of the names of peers; the agent has one for all that it looks up."""
+        self.tls: AgentsTls = in_the_open
+        """The context of connections to peers."""
         self._owner = owner
         self._config = config
         self._rng = rng
@@ -59,9 +65,24 @@ class Dialler:
         while True:
             if await self.dial(peer, kind):
                 delay_ms = self._config.redial_min_ms
+            while (renewed := peer.connections.get(kind)) is not None and renewed.was_dialled:
+                await renewed.closed.wait()
             # Jitter, so that a restarted agent is not met by all its peers in the same instant.
             has_news = await self._pause(peer, delay_ms * self._rng.uniform(0.5, 1.0) / 1000)
             delay_ms = self._config.redial_min_ms if has_news else self._longer(peer, delay_ms)
+
+    async def renew(self, peer: LinkedPeer, kind: LinkKind, *, accepted: bool) -> None:
+        """Replace a connection by a new one, to which each side proves itself again. Of one that the peer has
+        dialled that is the peer's matter, unless it does not do it in time. `accepted`: the former one must
+        not stay."""
+        former = peer.connections[kind]
+        await asyncio.sleep(self._rng.uniform(0, RENEWED_WITHIN_S))
+        if former.was_dialled and peer.connections.get(kind) is former:
+            await self.dial(peer, kind)  # until that one ends
+        elif not former.was_dialled:
+            await asyncio.sleep(RENEWED_WITHIN_S)
+        if accepted and peer.connections.get(kind) is former:
+            former.close()
 
     def _longer(self, peer: LinkedPeer, delay_ms: float) -> float:
         config = self._config
@@ -85,6 +106,7 @@ class Dialler:
         connection = PeerConnection(self._owner, (kind, peer.agent_id, urlsplit(peer.url).netloc))
         try:
             async with self._turn(peer):
+                connection.context = context_for(peer.url, self.tls)
                 await self._connect(connection, await self._places(peer, peer.address))
             await connection.closed.wait()
         except ConnectionRefusedError:
@@ -93,7 +115,7 @@ class Dialler:
                 self._gone(peer)
             return False
         except (OSError, TimeoutError, Refused) as error:
-            peer.complain(f"cannot connect: {str(error) or 'no answer in time'}")
+            peer.complain(f"cannot connect: {why_not_connected(error) or 'no answer in time'}")
             return False
         finally:
             connection.abort()
@@ -140,9 +162,16 @@ class Dialler:
             await connection.opened
 
     async def _connect_to(self, connection: PeerConnection, host: str, port: int) -> None:
-        own = self.own_address
+        """By TLS the other side is an agent, by its certificate, before the connection hears of it."""
+        own, context = self.own_address, connection.context
         same_family = own is not None and (":" in own) == (":" in host)
-        async with asyncio.timeout(self._config.connect_timeout_ms / 1000):
+        handshake_ms = 0 if context is None else self._config.greeting_timeout_ms
+        async with asyncio.timeout((self._config.connect_timeout_ms + handshake_ms) / 1000):
             await asyncio.get_running_loop().create_connection(
-                lambda: connection, host, port, local_addr=(own, 0) if own and same_family else None
+                lambda: connection,
+                host,
+                port,
+                ssl=context,
+                server_hostname=None if context is None else "",
+                local_addr=(own, 0) if own and same_family else None,
             )

@@ -193,6 +193,12 @@ class Links:
             for connection in list(peer.connections.values()):
                 connection.close()
 
+    def renew(self, *, accepted: bool) -> None:
+        """Certificates are exchanged: make links anew, those that peers have dialled too if `accepted`."""
+        for peer in self._peers.values():
+            for kind in peer.connections:
+                self._spawn(self.dialler.renew(peer, kind, accepted=accepted))
+
     def _lives_at(self, agent_id: str, address: str | None) -> bool:
         """Whether gossip knows this agent, at this very address."""
         peer = self._peers.get(agent_id)

@@ -85,6 +85,14 @@ def of_measures(measures: Measures) -> Reading:
     }
 
 
+def of_certificates(measures: Measures, now_us: int) -> Reading:
+    """By the setting that names their file; none of an agent in the open."""
+    left: dict[Labels, Number] = {
+        (name,): until - now_us / 1_000_000 for name, until in measures.certificates.items()
+    }
+    return {"shoal_tls_certificate_expires_seconds": left}
+
+
 def of_members(members: Iterable[Member]) -> Reading:
     """All statuses of agents, so that a graph does not begin with the first failure; of others what there
     is."""

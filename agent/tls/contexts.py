@@ -16,31 +16,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shoal.agent.security.access import PeerCertificate
+from shoal.agent.security.agents_tls import Misnamed, why_unverified
 from shoal.agent.tls.names import NameFault, NameRules, agent_uri
 from shoal.agent.tls_settings import TlsSettings
 
 FILE_BYTES_MAX: Final = 1 << 20  # a bundle of all public authorities has a quarter of it
 READABLE_BY_OTHERS: Final = stat.S_IROTH | stat.S_IWOTH
 HANDSHAKE_STEPS_MAX: Final = 16  # one with itself takes four
-REASONS: Final[Mapping[int, str]] = {
-    9: "is not valid yet",
-    10: "has expired",
-    18: "is signed by itself, not by an authority of tls_ca",
-    19: "is of another authority than those of tls_ca",
-    20: "is of another authority than those of tls_ca",
-    21: "is of another authority than those of tls_ca",
-    26: "has an extended key usage that is not for servers and clients both",
-}
-"""By OpenSSL's number of a fault in verification (x509_vfy.h)."""
 MINIMUM: Final = {"1.3": ssl.TLSVersion.TLSv1_3, "1.2": ssl.TLSVersion.TLSv1_2}
 
 
 class TlsError(Exception):
     """Files that cannot be used. The text is one line: which, why, and the remedy; nothing of a key."""
-
-
-class Misnamed(ssl.SSLCertVerificationError):
-    """A certificate that verifies, and has not the names that it should have."""
 
 
 class ServerObject(ssl.SSLObject):
@@ -80,7 +67,7 @@ class TlsFiles:
         return files
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Contexts:
     """`server`: for clients and agents that connect. `agents`: for links and forwards to other agents, whose
     handshake fails unless the other side is an agent. `expires`: unix time by setting, the earliest one of a
@@ -156,14 +143,6 @@ def certificate_of(connection: ssl.SSLObject) -> Mapping[str, Any] | None:
         return connection.getpeercert()
     except ValueError:
         raise NameFault("has names that cannot be read") from None
-
-
-def why_unverified(error: ssl.SSLCertVerificationError) -> str:
-    """The end of a sentence about a certificate."""
-    if isinstance(error, Misnamed):
-        return str(error.__cause__)
-    code = getattr(error, "verify_code", None)
-    return REASONS.get(code or 0, f"does not verify: {getattr(error, 'verify_message', None) or error}")
 
 
 def _read(setting: str, path: str, mark: str, *, is_secret: bool = False) -> bytes:

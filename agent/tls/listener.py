@@ -18,7 +18,8 @@ from typing import Any, Final, Protocol, cast
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.log_lines.schema import about
 from shoal.agent.security.access import PeerCertificate
-from shoal.agent.tls.contexts import Contexts, why_unverified
+from shoal.agent.security.agents_tls import why_not_connected
+from shoal.agent.tls.contexts import Contexts
 from shoal.agent.tls.names import NameFault
 from shoal.errors import ShoalError
 
@@ -100,7 +101,9 @@ class TlsListener:
             self._resume()
 
     def _resume(self) -> None:
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if not self.has_stopped and not self._is_accepting:
             self._is_accepting = True
             self._loop.add_reader(self._listener.fileno(), self._accept)
@@ -291,10 +294,8 @@ class _Arrival(asyncio.Protocol):
 
 def _tell_failure(address: str, error: BaseException) -> None:
     """Of a handshake; a connection that was opened and closed, as monitors do, is no matter."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        reason = f"its certificate {why_unverified(error)}"
-    elif isinstance(error, ssl.SSLError):
-        reason = (error.reason or str(error)).replace("_", " ").lower()
+    if isinstance(error, ssl.SSLError):
+        reason = why_not_connected(error)
     elif isinstance(error, ConnectionAbortedError):
         reason = f"no handshake within {HANDSHAKE_S} s"
     else:

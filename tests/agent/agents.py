@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -154,9 +155,11 @@ async def at_level(agents: list[Running], levels: LevelRange, flags: Mapping[str
 
 
 @asynccontextmanager
-async def agents_in(directory: Path) -> AsyncIterator[Agents]:
-    """For a fixture."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)) as session:
+async def agents_in(directory: Path, tls: ssl.SSLContext | None = None) -> AsyncIterator[Agents]:
+    """For a fixture. `tls`: of the test as a client."""
+    timeout = aiohttp.ClientTimeout(total=CALL_TIMEOUT_S)
+    connector = aiohttp.TCPConnector(ssl=tls or True)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         agents = Agents(directory, session)
         try:
             yield agents

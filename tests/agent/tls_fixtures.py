@@ -56,7 +56,7 @@ async def tls_agent(
     """One that serves these files, with a session of such a client."""
     broker = broker or FakeCluster().add("one")
     contexts = make_contexts(settings, CLUSTER)
-    runner = make_runner(broker, agents_are_proven=True)
+    runner = make_runner(broker, tls=lambda: contexts.agents)
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     broker.url = f"https://127.0.0.1:{port}"

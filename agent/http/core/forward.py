@@ -20,6 +20,7 @@ from shoal.agent.http.admission.answer_rate import StreamDeadline
 from shoal.agent.http.admission.limits import MIB, HttpLimits
 from shoal.agent.http.core.cors import prepare
 from shoal.agent.interface import Admit
+from shoal.agent.security.agents_tls import AgentsTls, OtherScheme, context_for, in_the_open
 from shoal.errors import PROBLEM_MEDIA_TYPE, ShoalError
 from shoal.lookup import Lookup
 from shoal.name_resolver import NameResolver
@@ -99,8 +100,15 @@ class Forwarder:
     """Two bounded pools of connections: short exchanges never wait behind long polls. And connections for
     one request each, as many as for long polls at most. More than fit wait, as long as their timeout."""
 
-    def __init__(self, agent_id: str, limits: HttpLimits, lookup: Lookup | None = None) -> None:
+    def __init__(
+        self,
+        agent_id: str,
+        limits: HttpLimits,
+        lookup: Lookup | None = None,
+        tls: AgentsTls = in_the_open,
+    ) -> None:
         self._agent_id = agent_id
+        self._tls = tls
         self._limits = limits
         self._resolver = NameResolver(lookup or Lookup())
         self._sessions: dict[str, aiohttp.ClientSession] = {}
@@ -122,7 +130,7 @@ class Forwarder:
 
     def renew(self) -> None:
         """An agent has moved: a connection that was kept under its name leads where nobody is, and says so to
-        nobody. Requests from now on make new ones."""
+        nobody. Or agents prove themselves in another way by now. Requests from now on make new ones."""
         for session in self._sessions.values():
             self._former[session] = asyncio.get_running_loop().create_task(self._close_later(session))
         self._sessions.clear()
@@ -171,6 +179,7 @@ class Forwarder:
         """Over a connection that was kept, if there is one. An agent whose host lost its power says goodbye
         to none of them: what changes nothing is then asked again over a new one. (aiohttp asks again, too,
         but over the next that was kept.)"""
+        values["ssl"] = context_for(str(address), self._tls) or True
         try:
             return await self._session(purpose).request(method, address, **values)
         except aiohttp.ClientConnectorError:
@@ -301,6 +310,8 @@ async def _read_bounded(response: aiohttp.ClientResponse, bytes_max: int = REPLY
 def broken(error: Exception, url: str, method: str) -> ShoalError:
     """The client's error for a failed exchange."""
     definite = True if method in UNCHANGING_METHODS else None
+    if isinstance(error, OtherScheme):
+        return ShoalError("no-leader", f"{url} cannot be asked: {error}")
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return ShoalError("no-leader", f"{url} cannot be reached: {error.os_error}")
     if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):

@@ -243,7 +243,7 @@ async def test_members_that_do_not_exist_are_dialled_few_at_a_time(monkeypatch: 
         ("http://10.0.0.1:7070\n", None),
         ("http://10.0.0.1.7:7070", None),
         ("http://inside.example:80", None),
-        ("https://10.0.0.1:7070", None),
+        ("https://10.0.0.1:7070", "10.0.0.1"),
         ("", None),
     ],
 )

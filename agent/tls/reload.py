@@ -1,0 +1,111 @@
+"""The files of TLS while an agent runs: exchanged files count from the next handshake on.
+
+Law of this file: files that do not fit change nothing, and are told of once. They are read again after a
+moment first: who exchanges three files writes them one after the other. The parts that use contexts hear of
+new ones by `listen`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn
+
+from shoal.agent.log_lines.schema import about
+from shoal.agent.process.clock import is_set_within
+from shoal.agent.tls.contexts import Contexts, TlsError, TlsFiles, make_contexts
+
+LOOK_S: Final = 10.0
+SECOND_LOOK_S: Final = 1.0
+"""From the first look that found files which do not fit to the one that tells of them."""
+
+logger = logging.getLogger("shoal.agent")
+
+
+class Renewal:
+    """Of one exchange. `withdrawn`: an authority that was believed is so no more."""
+
+    def __init__(self, former: Contexts, now: Contexts) -> None:
+        self.withdrawn = bool(_authorities(former) - _authorities(now))
+
+
+class TlsState:
+    """The contexts of an agent, as they are now."""
+
+    def __init__(self, contexts: Contexts, cluster: str) -> None:
+        self.contexts = contexts
+        self._cluster = cluster
+        self._listeners: list[Callable[[Renewal], None]] = []
+        self._asked = asyncio.Event()
+        self._fault = ""
+        self._is_told = False
+
+    def current(self) -> Contexts:
+        """For whoever needs both sides."""
+        return self.contexts
+
+    def agents(self) -> ssl.SSLContext:
+        """For connections to other agents."""
+        return self.contexts.agents
+
+    @property
+    def expires(self) -> Mapping[str, float]:
+        """Unix time by setting."""
+        return self.contexts.expires
+
+    def listen(self, listener: Callable[[Renewal], None]) -> None:
+        """Called when there are other contexts."""
+        self._listeners.append(listener)
+
+    def ask(self) -> None:
+        """Look now: from a signal."""
+        self._asked.set()
+
+    async def run(self) -> NoReturn:
+        """Until cancelled."""
+        while True:
+            is_suspect = bool(self._fault) and not self._is_told
+            await is_set_within(self._asked, SECOND_LOOK_S if is_suspect else LOOK_S)
+            self._asked.clear()
+            await self.look()
+
+    async def look(self) -> None:
+        """Take up files that have changed and fit."""
+        former = self.contexts
+        try:
+            if await asyncio.to_thread(TlsFiles.read, former.files.settings) == former.files:
+                self._fault, self._is_told = "", False
+                return
+            self.contexts = await asyncio.to_thread(make_contexts, former.files.settings, self._cluster)
+        except TlsError as error:
+            self._note(str(error))
+            return
+        self._fault, self._is_told = "", False
+        until = datetime.datetime.fromtimestamp(self.expires["tls_cert"], datetime.UTC)
+        logger.info(
+            "certificates exchanged; this agent's is good until %s",
+            f"{until:%Y-%m-%d}",
+            extra=about("tls-exchanged"),
+        )
+        renewal = Renewal(former, self.contexts)
+        for listener in self._listeners:
+            listener(renewal)
+
+    def _note(self, fault: str) -> None:
+        """The second time in a row it is told, and not again while it stays the same."""
+        if fault != self._fault:
+            self._fault, self._is_told = fault, False
+        elif not self._is_told:
+            self._is_told = True
+            logger.error(
+                "certificates not exchanged, the former ones stay: %s",
+                fault,
+                extra=about("tls-files-refused"),
+            )
+
+
+def _authorities(contexts: Contexts) -> set[bytes]:
+    return set(contexts.server.get_ca_certs(binary_form=True))
