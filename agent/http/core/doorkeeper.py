@@ -28,6 +28,8 @@ VERDICTS_MAX: Final = 1_024
 """Remembered for the fast ways, as many as heads. When full they are forgotten, not searched."""
 SYSTEM_PREFIX: Final = "_"
 """Topics of the system and their groups are for administrators of the cluster."""
+NOT_READY: Final = "not-ready"
+"""The code of an Access that does not know the cluster's principals yet: neither yes nor no."""
 ADVICE: Final = "send `Authorization: Bearer TOKEN`"
 
 Headers = CIMultiDictProxy[str]
@@ -98,8 +100,16 @@ class Asker:
         return not self._access.is_on or self.may(TOPIC_DESCRIBE, topic)
 
     def may_describe_cluster(self) -> bool:
-        """Whether a list may show members, and what is about the whole cluster."""
-        return not self._access.is_on or self.may(CLUSTER_DESCRIBE)
+        """Whether an answer may tell about the whole cluster. An agent that knows no principals yet does not
+        know, and tells nothing."""
+        if not self._access.is_on:
+            return True
+        try:
+            return self.may(CLUSTER_DESCRIBE)
+        except ShoalError as error:
+            if error.code != NOT_READY:
+                raise
+            return False
 
     def require(self, needs: tuple[Need, ...], resource: str = "") -> None:
         """Raises ShoalError unauthenticated, forbidden."""
@@ -117,7 +127,8 @@ class Asker:
             self.identity = identified(access, self._credentials, self._needs, self._resource)
             check(access, self.identity, self._needs, self._resource)
         except ShoalError as error:
-            self.refused = error
+            if error.code != NOT_READY:
+                self.refused = error
         return self.refused is None
 
 
@@ -224,7 +235,7 @@ def shown_credentials(
 
 
 def identified(access: Access, credentials: ShownCredentials, needs: Needs, resource: str) -> Identity:
-    """Raises ShoalError unauthenticated, which names what was asked."""
+    """Raises ShoalError unauthenticated, which names the action and the resource; not-ready."""
     authorization, certificate, principal = credentials
     try:
         if authorization is None and principal is not None:
@@ -233,6 +244,8 @@ def identified(access: Access, credentials: ShownCredentials, needs: Needs, reso
             check_form(authorization)
         return access.identify(authorization, certificate, int(wall_ms()))
     except ShoalError as error:
+        if error.code == NOT_READY:
+            raise
         raise _named("unauthenticated", error.detail, needs, resource) from None
 
 

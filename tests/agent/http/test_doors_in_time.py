@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import pytest
 from fake_broker import FakeCluster
@@ -17,6 +17,7 @@ from http_fixtures import PATIENCE_S, Agent, running
 from shoal.agent.http.core import doorkeeper, waits
 from shoal.agent.http.core.doorkeeper import Doorkeeper
 from shoal.agent.security.access import PeerCertificate
+from shoal.errors import ShoalError
 
 RECORDS = "POST /v1/topics/orders/records"
 JSON = ("Content-Type", "application/json")
@@ -345,6 +346,25 @@ async def test_an_open_route_tells_strangers_little(house: House) -> None:
     assert "checks" not in (await wire.ask("GET /readyz")).document
     assert (await wire.ask("GET /readyz", viewer)).document["checks"]
     assert (await wire.ask("GET /livez", credential("Bearer unknown"))).status == 200
+    wire.close()
+
+
+async def test_an_agent_that_knows_no_principals_yet_says_so(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither yes nor no: the same request may succeed later, or elsewhere. Open routes stay open."""
+    headers = credential(house.access.give("mine", "topic:orders=write"))
+
+    def not_yet(*_: object) -> NoReturn:
+        raise ShoalError("not-ready", "this agent does not know the principals of its cluster yet")
+
+    monkeypatch.setattr(MemoryAccess, "may", not_yet)
+    wire = await Wire.open(house.agent.port)
+    assert (await wire.ask(RECORDS, headers, b"v")).document["code"] == "not-ready"
+    monkeypatch.setattr(MemoryAccess, "identify", not_yet)
+    assert (await wire.ask(RECORDS, headers, b"v")).document["code"] == "not-ready"
+    for path in ("/", "/livez", "/readyz"):
+        assert (await wire.ask(f"GET {path}", headers)).status == 200
     wire.close()
 
 
