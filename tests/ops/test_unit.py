@@ -21,7 +21,8 @@ EXPOSURE_MAX = 2.5
 KNOWN = {
     "Unit": "Description Wants After StartLimitIntervalSec StartLimitBurst",
     "Service": """Type ExecStart ExecReload SyslogIdentifier WatchdogSec TimeoutStartSec TimeoutStopSec
-        Restart RestartSec RestartPreventExitStatus LimitNOFILE LimitMEMLOCK DynamicUser StateDirectory
+        Restart RestartSec RestartPreventExitStatus LimitNOFILE LimitMEMLOCK LimitCORE DynamicUser
+        StateDirectory
         StateDirectoryMode RuntimeDirectory UMask ProtectSystem ProtectHome PrivateTmp PrivateDevices
         PrivateUsers ProtectClock ProtectControlGroups ProtectHostname ProtectKernelLogs ProtectKernelModules
         ProtectKernelTunables ProtectProc CapabilityBoundingSet AmbientCapabilities NoNewPrivileges

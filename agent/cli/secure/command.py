@@ -117,8 +117,11 @@ def init(
     say("next, here:")
     say(f"  cp -rp {shlex.quote(host_directory)} {store.INSTALLED}")
     say(f"  shoal agent --config {store.INSTALLED}/{store.CONFIGURATION}")
-    say("and for each further host:")
+    say("for each further host:")
     say(f"  shoal secure agent NAME --dir {shlex.quote(directory)} --address ADDRESS")
+    say("then, with the token in a file of your own:")
+    ca = shlex.quote(os.path.join(directory, store.CA))
+    say(f"  shoal status --agent {store.url_of(addresses[0])} --ca {ca} --token @FILE")
 
 
 @secure.command(epilog=example("shoal secure agent host-2 --address 10.0.0.2 --address shoal-2.example.com"))

@@ -244,8 +244,9 @@ def test_a_clock_that_is_wrong_makes_nothing(
     assert "set the clock, or make a new authority" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("fault", [KeyboardInterrupt, OSError(28, "No space left on device")])
-@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(
+    ("fault", "force"), [(KeyboardInterrupt, True), (OSError(28, "No space left on device"), False)]
+)
 def test_an_interruption_leaves_all_or_nothing(
     fault: type[BaseException] | BaseException,
     force: bool,
