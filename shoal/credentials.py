@@ -69,12 +69,13 @@ class CredentialOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Checked ones. `ca` is the name of a file, or its text (PEM)."""
+    """Checked ones. `ca` is the name of a file, or its text (PEM). `needs_tls`: for agents with TLS only."""
 
     token: Secret | None = None
     ca: str | None = None
     certificate: str | None = None
     key: str | None = None
+    needs_tls: bool = False
 
     @property
     def has_files(self) -> bool:

@@ -25,6 +25,7 @@ WORKER_FILES: Final = (
     "client/__init__.py",
     "client/http/__init__.py",
     "client/http/routes.py",
+    "credentials.py",
     "errors.py",
     "format/__init__.py",
     "format/arrow_metadata.py",
@@ -66,6 +67,7 @@ WORKER_FILES: Final = (
     "spark/write/send.py",
     "spark/write/write.py",
     "spark/write/writers.py",
+    "tls.py",
 )
 """The files that a Python worker needs beside PySpark and pyarrow: none of the agent, none compiled."""
 

@@ -120,9 +120,8 @@ class ShoalDataSource(Shipped, datasource.DataSource):
         options = self._sink(schema)
         warn_of(without_effect(self.options))
         if options.topic is not None:
-            ChunkSender(Sink(options.agents, options.topic), "planning", 0).routes(
-                options.topic, planning=True
-            )
+            sink = Sink(options.agents, options.topic, credentials=options.credentials)
+            ChunkSender(sink, "planning", 0).routes(options.topic, planning=True)
         return ShoalWriter(options)
 
     def streamWriter(self, schema: types.StructType, overwrite: bool) -> ShoalStreamWriter:

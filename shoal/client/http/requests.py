@@ -1,7 +1,7 @@
 """Requests to a cluster over HTTP: which agent is asked, what is retried, until when.
 
 Law of this file: it moves bytes and follows the verdicts of routes.py; it decides nothing itself and
-knows neither records nor topics' contents. aiohttp is met here and nowhere else in the client.
+knows neither records nor topics' contents. aiohttp is met here and in failures.py only.
 """
 
 from __future__ import annotations

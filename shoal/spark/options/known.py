@@ -13,7 +13,8 @@ from typing import Final
 from shoal.spark.options.errors import SourceError
 
 SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
-_COMMON: Final = ("agent", "failOnDataLoss", *SELECTIONS)
+CREDENTIALS: Final = ("token", "ca", "certificate", "key")
+_COMMON: Final = ("agent", *CREDENTIALS, "failOnDataLoss", *SELECTIONS)
 READ: Final = (
     *_COMMON,
     "startingOffsets",
@@ -34,8 +35,8 @@ READ: Final = (
     "idleWaitMs",
     "prefetchBytes",
 )
-TABLE: Final = ("agent", "table", "prefix")
-WRITE: Final = ("agent", "topic", "txnId", "txnBatch")
+TABLE: Final = ("agent", *CREDENTIALS, "table", "prefix")
+WRITE: Final = ("agent", *CREDENTIALS, "topic", "txnId", "txnBatch")
 SPARKS: Final = (
     "checkpointLocation",
     "queryName",
@@ -56,7 +57,8 @@ _STREAM_ONLY: Final = (
 )
 _NO_GROUP: Final = "there is no group: Spark's checkpoint holds the offsets"
 _NO_LOGIN: Final = (
-    "agents have no TLS and no login: leave it out, and keep them in a network of your own (docs/security.md)"
+    'agents take .option("token", "@FILE"), and .option("ca", "FILE") names the authority of their TLS;'
+    " kafka's own are left out (docs/spark.md)"
 )
 _CAST: Final = "key and value are binary: use CAST(value AS STRING), or from_json"
 _ADVICE: Final = {

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from shoal.credentials import NO_CREDENTIALS, Credentials
 from shoal.spark.options.bounds import EARLIEST, LATEST, Bound, Selection, bound_of, selection_of
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.known import LIMITS, READ, TABLE, Mode, as_written, known_options
@@ -13,6 +14,7 @@ from shoal.spark.options.values import (
     agents_of,
     boolean,
     count_of,
+    credentials_in,
     duration_ms_of,
     names_in,
     require_topic_name,
@@ -53,6 +55,7 @@ class SourceOptions:
     idle_wait_ms: int = IDLE_WAIT_MS
     prefetch_bytes: int = PREFETCH_BYTES
     fail_on_data_loss: bool = True
+    credentials: Credentials = NO_CREDENTIALS
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class TableOptions:
     agents: tuple[str, ...]
     table: str
     prefix: bytes
+    credentials: Credentials = NO_CREDENTIALS
 
 
 def parse_source_options(
@@ -72,9 +76,10 @@ def parse_source_options(
     selection = selection_of(given)
     streaming = mode is Mode.STREAM
     least, most, delay_ms = _per_trigger(given)
+    agents = agents_of(given, environment)
     return SourceOptions(
         selection=selection,
-        agents=agents_of(given, environment),
+        agents=agents,
         starting=bound_of(given, "starting", selection, LATEST if streaming else EARLIEST, mode),
         ending=bound_of(given, "ending", selection, LATEST, mode),
         columns=_columns(given),
@@ -87,6 +92,7 @@ def parse_source_options(
         idle_wait_ms=count_of(given, "idleWaitMs", IDLE_WAIT_MS, IDLE_WAIT_MS_MAX, low=0),
         prefetch_bytes=count_of(given, "prefetchBytes", PREFETCH_BYTES, PREFETCH_BYTES_MAX, low=0),
         fail_on_data_loss=boolean(given, "failOnDataLoss", default=True),
+        credentials=credentials_in(given, environment, agents),
     )
 
 
@@ -140,7 +146,9 @@ def parse_table_options(
     given = known_options(options, TABLE, mode)
     table = given["table"].strip()
     require_topic_name("table", table)
-    return TableOptions(agents_of(given, environment), table, given.get("prefix", "").encode())
+    agents = agents_of(given, environment)
+    credentials = credentials_in(given, environment, agents)
+    return TableOptions(agents, table, given.get("prefix", "").encode(), credentials)
 
 
 def _columns(given: Mapping[str, str]) -> tuple[str, ...]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from shoal.errors import ShoalError
+from shoal.credentials import PEM, Credentials, credentials_of, read_private
+from shoal.errors import ClientError, ShoalError
 from shoal.format.timestamps import parse_time
 from shoal.spark.options.errors import SourceError
 
@@ -38,6 +40,28 @@ def agents_of(given: Mapping[str, str], environment: Mapping[str, str]) -> tuple
     """The agents to begin with. Raises SourceError."""
     text = given.get("agent") or environment.get(AGENT_VARIABLE) or DEFAULT_AGENT
     return tuple(normal_url(agent) for agent in names_in(text))
+
+
+def credentials_in(
+    given: Mapping[str, str], environment: Mapping[str, str], agents: Sequence[str]
+) -> Credentials:
+    """The credentials for agents, where the query is planned: executors have neither the token's file nor the
+    authority's, so both go along as texts. Raises SourceError, which shows no token."""
+    try:
+        found = credentials_of(
+            environment,
+            token=given.get("token"),
+            ca=given.get("ca"),
+            certificate=given.get("certificate"),
+            key=given.get("key"),
+        )
+        if found.ca is not None and not found.ca.startswith(PEM):
+            text = read_private(found.ca, "the authority's certificate", is_secret=False)
+            found = replace(found, ca=text[max(0, text.find(PEM)) :])
+    except ClientError as error:
+        raise SourceError(f"options token, ca, certificate, key: {error}") from None
+    is_secure = found.token is not None and all(agent.startswith("https://") for agent in agents)
+    return replace(found, needs_tls=is_secure)
 
 
 def names_in(text: str) -> tuple[str, ...]:

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from shoal.credentials import NO_CREDENTIALS, Credentials
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.known import WRITE, Mode, known_options
-from shoal.spark.options.values import agents_of, require_topic_name
+from shoal.spark.options.values import agents_of, credentials_in, require_topic_name
 
 _TXN_ID = re.compile(r"[\x21-\x7e]{1,80}")
 _TXN_BATCH = re.compile(r"[0-9]{1,10}", re.ASCII)
@@ -35,6 +36,7 @@ class SinkOptions:
     topic: str | None
     txn_id: str | None
     txn_batch: int  # the write's number among those of the same txn_id; 0: there is one only
+    credentials: Credentials = NO_CREDENTIALS
 
 
 def parse_sink_options(options: Mapping[str, str], environment: Mapping[str, str]) -> SinkOptions:
@@ -51,7 +53,8 @@ def parse_sink_options(options: Mapping[str, str], environment: Mapping[str, str
         raise SourceError(f"option txnBatch must be a number from 0 to {TXN_BATCH_MAX}, not {text[:40]!r}")
     if "txnbatch" in given and txn_id is None:
         raise SourceError("option txnBatch numbers the writes of one txnId, which is not given")
-    return SinkOptions(agents_of(given, environment), topic, txn_id, int(text))
+    agents = agents_of(given, environment)
+    return SinkOptions(agents, topic, txn_id, int(text), credentials_in(given, environment, agents))
 
 
 def check_written(columns: Sequence[tuple[str, str]], options: SinkOptions) -> None:

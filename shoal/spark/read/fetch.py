@@ -17,6 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import pyarrow as pa
 
+from shoal.credentials import NO_CREDENTIALS, Credentials
 from shoal.format.arrow_stream import (
     ARROW_STREAM,
     HEADERS_COLUMN,
@@ -31,12 +32,12 @@ from shoal.spark.options.read_options import COLUMNS, HEADERS
 from shoal.spark.read.http import (
     DEFAULT_RETRIES,
     MOVING_STATUSES,
-    POOL,
     Answer,
     LeaderSearch,
     MovedError,
     Persistence,
     document_of,
+    pool_of,
     said,
 )
 from shoal.spark.read.plan import OffsetRange
@@ -92,6 +93,7 @@ class Scan:
     columns: tuple[str, ...] = COLUMNS
     fail_on_data_loss: bool = True
     policy: FetchPolicy = DEFAULT_POLICY
+    credentials: Credentials = NO_CREDENTIALS
 
 
 class RangeReader:
@@ -103,10 +105,11 @@ class RangeReader:
         pause: Callable[[float], None] = time.sleep,
         request: Callable[..., Answer] | None = None,
     ) -> None:
-        """`request`: as ConnectionPool.request, for reading records; POOL's if None."""
+        """`request`: as ConnectionPool.request, for reading records; the pool's if None."""
         self._scan = scan
         self._pause = pause
-        self._send = POOL.request if request is None else request
+        pool = pool_of(scan.credentials)
+        self._send = pool.request if request is None else request
         urls = scan.range.urls
         # A partition without leader at planning time may have no address: then any agent forwards.
         leader = next(iter(urls), None)
@@ -116,7 +119,7 @@ class RangeReader:
             near = next((url for url in urls if is_local(urlsplit(url).hostname or "")), None)
         self._near = near if near != leader else None
         self._agents = tuple(dict.fromkeys((*urls, *scan.agents)))
-        find = partial(find_leader, scan.range.topic, scan.range.partition, self._agents)
+        find = partial(find_leader, pool, scan.range.topic, scan.range.partition, self._agents)
         self._search = LeaderSearch(self._agents, leader, find)
         self._place = f"partition {scan.range.partition} of topic {scan.range.topic!r}"
 

@@ -10,15 +10,21 @@ import http.client
 import json
 import os
 import select
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+from shoal.credentials import NO_CREDENTIALS, Credentials
+from shoal.errors import ClientError
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.values import normal_url
+from shoal.tls import client_context, tls_reason
 
 T = TypeVar("T")
 
@@ -95,13 +101,16 @@ class _Idle(NamedTuple):
 
 
 class ConnectionPool:
-    """Kept-alive connections of one process, given out to one request at a time, to any thread.
+    """Kept-alive connections of one process, given out to one request at a time, to any thread. All requests
+    carry the same credentials.
 
     Python workers live on from one micro-batch to the next, so the pool is a global of the module. A process
     that was forked from one with connections begins with none: two must not share a socket.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, credentials: Credentials = NO_CREDENTIALS) -> None:
+        self.headers: Final = credentials.headers
+        self._credentials = credentials
         self._idle: list[_Idle] = []
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -126,16 +135,36 @@ class ConnectionPool:
         carry a sequence).
         """
         failure: Exception | None = None
-        for connection in filter(None, (self.take(base, seconds_max), open_connection(base, seconds_max))):
+        for connection in filter(None, (self.take(base, seconds_max), self.open(base, seconds_max))):
             try:
-                connection.request(method, path, body=body, headers=dict(headers))
+                connection.request(method, path, body=body, headers={**headers, **self.headers})
                 response = connection.getresponse()
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 failure = error
             else:
                 return self._finish(base, connection, response, bytes_max, admit)
-        raise MovedError(f"{base}: {failure or type(failure).__name__}") from failure
+        raise MovedError(f"{base}: {reason_of(failure)}") from failure
+
+    def open(self, base: str, seconds_max: float = REQUEST_SECONDS_MAX) -> http.client.HTTPConnection:
+        """One that connects with its first request. Raises MovedError for an agent without TLS that must not
+        hear the token."""
+        parts = urlsplit(base)
+        if parts.scheme == "https":
+            return http.client.HTTPSConnection(parts.netloc, timeout=seconds_max, context=self._context)
+        if self._credentials.needs_tls:
+            raise MovedError(f"{base} has no TLS, and the token goes only to agents with TLS")
+        return http.client.HTTPConnection(parts.netloc, timeout=seconds_max)
+
+    @cached_property
+    def _context(self) -> ssl.SSLContext:
+        """Raises MovedError for files that do not fit: those of an executor may be others."""
+        try:
+            context = client_context(self._credentials)
+        except ClientError as error:
+            raise MovedError(str(error)) from None
+        context.sslsocket_class = TlsSocket
+        return context
 
     def first_of(
         self, requests: Sequence[tuple[str, str]], seconds: float
@@ -150,14 +179,16 @@ class ConnectionPool:
                 connection = self.take(base)
                 if connection is not None:
                     kept.add(number)
-                waiting[number] = connection = connection or open_connection(base)
                 try:
-                    connection.request("GET", path, headers={"Accept": JSON_MEDIA_TYPE})
+                    waiting[number] = connection = connection or self.open(base)
+                    connection.request("GET", path, headers={"Accept": JSON_MEDIA_TYPE, **self.headers})
                 except (OSError, http.client.HTTPException) as error:
-                    done.append((number, MovedError(f"{base}: {error or type(error).__name__}")))
+                    done.append((number, MovedError(f"{base}: {reason_of(error)}")))
+                except MovedError as error:
+                    done.append((number, error))
             if not done:
                 sockets = {connection.sock: number for number, connection in waiting.items()}
-                readable = select.select(list(sockets), (), (), seconds)[0]
+                readable = answered(list(sockets), seconds)
                 done = [
                     (number, self._answer_of(requests[number], waiting.pop(number), number in kept))
                     for number in sorted(sockets[ready] for ready in readable)
@@ -178,7 +209,7 @@ class ConnectionPool:
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
                 if not kept:
-                    raise MovedError(f"{base}: {error or type(error).__name__}") from error
+                    raise MovedError(f"{base}: {reason_of(error)}") from error
                 return self.request(base, "GET", path, {"Accept": JSON_MEDIA_TYPE})
             return self._finish(base, connection, response, DOCUMENT_BYTES_MAX, lambda length: None)
         except MovedError as error:
@@ -201,7 +232,7 @@ class ConnectionPool:
                 raise MovedError(f"{base} broke off within an answer")
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise MovedError(f"{base}: {error or type(error).__name__}") from error
+            raise MovedError(f"{base}: {reason_of(error)}") from error
         except Exception:
             connection.close()
             raise
@@ -241,11 +272,65 @@ class ConnectionPool:
 POOL: Final = ConnectionPool()
 
 
-def open_connection(base: str, seconds_max: float = REQUEST_SECONDS_MAX) -> http.client.HTTPConnection:
-    """One that connects with its first request."""
-    parts = urlsplit(base)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.netloc, timeout=seconds_max)
+_POOLS: Final[dict[Credentials, ConnectionPool]] = {}
+POOLS_MAX: Final = 16  # of different credentials in one process: more of them connect anew now and then
+
+
+def pool_of(credentials: Credentials) -> ConnectionPool:
+    """This process's connections for requests with these credentials."""
+    if credentials == NO_CREDENTIALS:
+        return POOL
+    pool = _POOLS.get(credentials)
+    if pool is None:
+        if len(_POOLS) >= POOLS_MAX:
+            _POOLS.pop(next(iter(_POOLS))).close()
+        pool = _POOLS[credentials] = ConnectionPool(credentials)
+    return pool
+
+
+class TlsSocket(ssl.SSLSocket):
+    """A socket that can be asked whether an answer has begun: TLS has words of its own, which also make a
+    socket readable."""
+
+    _early = b""
+
+    def has_answer(self) -> bool:
+        """Whether a byte of it is there, or the connection has ended; does not wait."""
+        timeout = self.gettimeout()
+        self.setblocking(False)
+        try:
+            self._early = self._early or super().recv(1)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return False
+        except OSError:
+            return True  # whoever reads meets it again
+        finally:
+            self.settimeout(timeout)
+        return True
+
+    def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
+        """As a socket's."""
+        if self._early and len(buffer):
+            buffer[:1], self._early = self._early, b""
+            return 1
+        return super().recv_into(buffer, nbytes, flags)
+
+
+def answered(sockets: Sequence[socket.socket], seconds: float) -> list[socket.socket]:
+    """Those that an answer has come to, once there is one; empty when none came in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        readable = select.select(sockets, (), (), max(0.0, deadline - time.monotonic()))[0]
+        found = [one for one in readable if not isinstance(one, TlsSocket) or one.has_answer()]
+        if found or not readable:
+            return found
+
+
+def reason_of(error: BaseException | None) -> str:
+    """An exchange's failure in a few words, with a remedy where TLS has failed."""
+    if error is None:
+        return "no answer"
+    return tls_reason(error) or str(error) or type(error).__name__
 
 
 def document_of(body: bytes) -> dict[str, Any]:

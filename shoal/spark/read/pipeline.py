@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from shoal.spark.read.http import IDLE_CONNECTIONS_MAX, Answer, ConnectionPool, MovedError, open_connection
+from shoal.spark.read.http import IDLE_CONNECTIONS_MAX, Answer, ConnectionPool, MovedError
 
 PIPELINED_MAX: Final = 32
 """Requests sent over a connection before its first answer is read. Their 8 KiB fit into a socket at once:
@@ -86,8 +86,13 @@ def _send(
     """The connection that has taken the requests; None where no agent takes any."""
     seconds = max(SECONDS_MIN, remaining())
     host = urlsplit(base).netloc
-    text = "".join(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nAccept: {accept}\r\n\r\n" for path in paths)
-    connection = pool.take(base, seconds) or open_connection(base, seconds)
+    own = "".join(f"{name}: {value}\r\n" for name, value in pool.headers.items())
+    head = f"Host: {host}\r\nAccept: {accept}\r\n{own}\r\n"
+    text = "".join(f"GET {path} HTTP/1.1\r\n{head}" for path in paths)
+    try:
+        connection = pool.take(base, seconds) or pool.open(base, seconds)
+    except MovedError:
+        return None
     try:
         if connection.sock is None:
             connection.connect()

@@ -17,8 +17,8 @@ import pyarrow as pa
 from shoal.format.arrow_stream import ARROW_STREAM
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.read_options import SourceOptions
-from shoal.spark.read.fetch import FetchPolicy, RangeReader, Scan
-from shoal.spark.read.http import POOL, Answer, MovedError, Persistence
+from shoal.spark.read.fetch import DEFAULT_POLICY, FetchPolicy, RangeReader, Scan
+from shoal.spark.read.http import Answer, ConnectionPool, MovedError, Persistence, pool_of
 from shoal.spark.read.pipeline import Request, exchange
 from shoal.spark.read.plan import OffsetRange
 from shoal.spark.read.small import RecordSizes, SeenAnswer, may_prefetch, samples, share
@@ -44,7 +44,8 @@ class TooLargeError(Exception):
 class _Reading:
     """One attempt: the bytes and the time that it has left, and the answers it has seen."""
 
-    def __init__(self, bytes_max: int, seconds_max: float) -> None:
+    def __init__(self, pool: ConnectionPool, bytes_max: int, seconds_max: float) -> None:
+        self._pool = pool
         self._bytes_left = bytes_max
         self._deadline = time.monotonic() + seconds_max
         self._early: dict[Request, Answer] = {}
@@ -54,7 +55,7 @@ class _Reading:
         """The batches of the ranges, in their order. Raises SourceError and TooLargeError."""
         readers = [RangeReader(scan, request=partial(self._request, scan.range)) for scan in scans]
         first = [reader.first_request() for reader in readers]
-        self._early = exchange(POOL, first, ARROW_STREAM, self._remaining, self._admit)
+        self._early = exchange(self._pool, first, ARROW_STREAM, self._remaining, self._admit)
         return [batch for reader in readers for batch in reader.batches()]
 
     def _remaining(self) -> float:
@@ -73,7 +74,7 @@ class _Reading:
             seconds = self._remaining()
             if seconds <= 0:
                 raise MovedError(f"{base} was too slow")
-            answer = POOL.request(
+            answer = self._pool.request(
                 base, method, path, *headers, **options, seconds_max=seconds, admit=self._admit
             )
         try:
@@ -108,7 +109,7 @@ class Prefetcher:
         if now < self._rests_until or not may_prefetch(ranges, self._sizes, options, now):
             return None
         policy = FetchPolicy(fetch_bytes=options.prefetch_bytes, retries=_ONCE, asks_near=False)
-        reading = _Reading(options.prefetch_bytes, self._seconds_max)
+        reading = _Reading(pool_of(options.credentials), options.prefetch_bytes, self._seconds_max)
         try:
             batches = reading.read([_scan(piece, agents, options, policy) for piece in ranges])
         except TooLargeError:
@@ -125,7 +126,7 @@ class Prefetcher:
         now = self._clock()
         options = self._options
         policy = FetchPolicy(fetch_bytes=1, retries=_ONCE, asks_near=False)  # a whole batch all the same
-        reading = _Reading(SAMPLES_BYTES_MAX, self._seconds_max)
+        reading = _Reading(pool_of(options.credentials), SAMPLES_BYTES_MAX, self._seconds_max)
         wanted = samples(ranges, self._sizes, options, now)
         with suppress(SourceError, TooLargeError):  # ranges of unknown size get tasks of their own
             reading.read([_scan(piece, agents, options, policy) for piece in wanted])
@@ -140,5 +141,8 @@ class Prefetcher:
         return tuple(_scan(piece, agents, self._options) for piece in ranges)
 
 
-def _scan(piece: OffsetRange, agents: tuple[str, ...], options: SourceOptions, *policy: FetchPolicy) -> Scan:
-    return Scan(piece, agents, options.columns, options.fail_on_data_loss, *policy)
+def _scan(
+    piece: OffsetRange, agents: tuple[str, ...], options: SourceOptions, policy: FetchPolicy = DEFAULT_POLICY
+) -> Scan:
+    columns, fails = options.columns, options.fail_on_data_loss
+    return Scan(piece, agents, columns, fails, policy, options.credentials)

@@ -29,6 +29,7 @@ from shoal.spark.pyspark_api import (
     takes_records,
 )
 from shoal.spark.read.fetch import LARGE_BATCH_BYTES, RangeReader, Scan
+from shoal.spark.read.http import pool_of
 from shoal.spark.read.plan import Narrowing, plan
 from shoal.spark.read.prefetch import Prefetcher
 from shoal.spark.read.stream import StreamPlanner
@@ -92,7 +93,7 @@ class ShoalReader(Shipped, datasource.DataSourceReader):
     def partitions(self) -> list[datasource.InputPartition]:
         """Ask the agents once for routes and offsets, and fix every task's range."""
         options = self._options
-        directory = Directory(options.agents)
+        directory = Directory(options.agents, pool=pool_of(options.credentials))
         states = directory.states(options.selection)
         starts = directory.resolve(options.starting, "starting", states)
         ends = directory.resolve(options.ending, "ending", states)
@@ -139,11 +140,18 @@ class ShoalTableReader(Shipped, datasource.DataSourceReader):
     def partitions(self) -> list[datasource.InputPartition]:
         """A task for each partition that has, or had, records."""
         options = self._options
-        directory = Directory(options.agents)
+        directory = Directory(options.agents, pool=pool_of(options.credentials))
         states = directory.states(Selection(topics=(options.table,)))[options.table]
         return [
             ShoalTablePartition(
-                TableTask(options.table, partition, state.urls, directory.agents, options.prefix)
+                TableTask(
+                    options.table,
+                    partition,
+                    state.urls,
+                    directory.agents,
+                    options.prefix,
+                    credentials=options.credentials,
+                )
             )
             for partition, state in sorted(states.items())
             if state.high_watermark

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from shoal.spark.options.errors import data_loss
 from shoal.spark.options.read_options import SourceOptions
+from shoal.spark.read.http import pool_of
 from shoal.spark.read.plan import (
     LogEnds,
     OffsetRange,
@@ -48,7 +49,7 @@ class StreamPlanner:
     ) -> None:
         self._options = options
         self._pause = pause
-        self._directory = directory or Directory(options.agents)
+        self._directory = directory or Directory(options.agents, pool=pool_of(options.credentials))
         self._clock = clock
         self._initial: OffsetsJson | None = None
         self._initial_ends: Offsets = {}

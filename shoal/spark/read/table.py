@@ -19,6 +19,7 @@ from urllib.parse import quote, urlencode
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shoal.credentials import NO_CREDENTIALS, Credentials
 from shoal.format.arrow_stream import ARROW_STREAM, KEY_COLUMN, VALUE_COLUMN, decode_stream
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.read_options import TABLE_COLUMNS
@@ -26,11 +27,11 @@ from shoal.spark.read.fetch import RangeReader, Scan
 from shoal.spark.read.http import (
     DEFAULT_RETRIES,
     MOVING_STATUSES,
-    POOL,
     Answer,
     LeaderSearch,
     MovedError,
     Persistence,
+    pool_of,
     said,
 )
 from shoal.spark.read.plan import OffsetRange
@@ -57,6 +58,7 @@ class TableTask:
     prefix: bytes = b""
     retries: Persistence = DEFAULT_RETRIES
     page_rows: int = PAGE_ROWS
+    credentials: Credentials = NO_CREDENTIALS
 
 
 class _Page(NamedTuple):
@@ -74,7 +76,8 @@ class TablePartitionReader:
         self._task = task
         self._pause = pause
         self._agents = tuple(dict.fromkeys((*task.urls, *task.agents)))
-        find = partial(find_leader, task.topic, task.partition, self._agents)
+        self._pool = pool_of(task.credentials)
+        find = partial(find_leader, self._pool, task.topic, task.partition, self._agents)
         self._search = LeaderSearch(self._agents, next(iter(task.urls), None), find)
         self._place = f"partition {task.partition} of table {task.topic!r}"
 
@@ -117,7 +120,8 @@ class TablePartitionReader:
         """The newest record of each key between two offsets, in the order of the keys."""
         task = self._task
         urls = tuple(filter(None, (self._search.leader, *task.urls)))
-        log = Scan(OffsetRange(task.topic, task.partition, start, end, urls), task.agents, TABLE_COLUMNS)
+        changed = OffsetRange(task.topic, task.partition, start, end, urls)
+        log = Scan(changed, task.agents, TABLE_COLUMNS, credentials=task.credentials)
         found = []
         try:
             for batch in RangeReader(log, self._pause).batches():
@@ -157,7 +161,7 @@ class TablePartitionReader:
         if is_leader:
             query["forward"] = "false"
         path = f"/v1/tables/{quote(task.topic, safe='')}?{urlencode(query)}"
-        answer = POOL.request(base, "GET", path, {"Accept": ARROW_STREAM}, bytes_max=ANSWER_BYTES_MAX)
+        answer = self._pool.request(base, "GET", path, {"Accept": ARROW_STREAM}, bytes_max=ANSWER_BYTES_MAX)
         if answer.status in MOVING_STATUSES:
             raise self._search.refused(base, answer)
         if answer.status != 200:

@@ -257,8 +257,8 @@ def replica_urls(route: PartitionRoute) -> tuple[str, ...]:
     return tuple(dict.fromkeys(normal_url(url) for url in urls if url))
 
 
-def find_leader(topic: str, partition: int, agents: Sequence[str]) -> str | None:
+def find_leader(pool: ConnectionPool, topic: str, partition: int, agents: Sequence[str]) -> str | None:
     """The address of a partition's leader, or of another replica while it has none. Raises MovedError and
     SourceError."""
-    route = fetch_routes(POOL, topic, agents).get(partition)
+    route = fetch_routes(pool, topic, agents).get(partition)
     return next(iter(replica_urls(route)), None) if route is not None else None

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.client.http.routes import TopicRoutes
+from shoal.credentials import NO_CREDENTIALS, Credentials
 from shoal.format.arrow_stream import (
     ARROW_STREAM,
     HEADERS_COLUMN,
@@ -28,11 +29,11 @@ from shoal.spark.read.fetch import RangeReader, Scan
 from shoal.spark.read.http import (
     DEFAULT_RETRIES,
     MOVING_STATUSES,
-    POOL,
     Answer,
     LeaderSearch,
     Persistence,
     document_of,
+    pool_of,
     said,
 )
 from shoal.spark.read.plan import OffsetRange
@@ -70,6 +71,7 @@ class Sink:
     topic: str | None
     policy: Persistence = DEFAULT_RETRIES
     chunk_bytes: int = CHUNK_BYTES
+    credentials: Credentials = NO_CREDENTIALS
 
 
 class Chunk(NamedTuple):
@@ -110,7 +112,7 @@ class ChunkSender:
 
     def _fetch_routes(self, topic: str) -> TopicRoutes:
         advice = f"make it first (shoal topic create {topic} --partitions N)"
-        return fetch_routes(POOL, topic, self._sink.agents, advice)
+        return fetch_routes(pool_of(self._sink.credentials), topic, self._sink.agents, advice)
 
     def send(self, chunk: Chunk) -> bool:
         """Append a chunk, acknowledged by a majority; whether it had been before. Raises SourceError."""
@@ -149,7 +151,7 @@ class ChunkSender:
             "Shoal-Producer-Order": "lanes",
         }
         path = f"/v1/topics/{topic}/partitions/{partition}/records?timeout={APPEND_TIMEOUT}"
-        return POOL.request(base, "POST", path, headers, body)
+        return pool_of(self._sink.credentials).request(base, "POST", path, headers, body)
 
     def _check_final(self, base: str, chunk: Chunk, answer: Answer) -> None:
         """Raises SourceError for a refusal that no other attempt changes."""
@@ -196,7 +198,13 @@ class ChunkSender:
         """The records at these offsets; None when some were trimmed meanwhile."""
         offsets = OffsetRange(place.topic, place.partition, base_offset, base_offset + count, ())
         columns = (KEY_COLUMN, VALUE_COLUMN, HEADERS_COLUMN)
-        scan = Scan(offsets, self._sink.agents, columns, fail_on_data_loss=False)
+        scan = Scan(
+            offsets,
+            self._sink.agents,
+            columns,
+            fail_on_data_loss=False,
+            credentials=self._sink.credentials,
+        )
         batches = list(RangeReader(scan, self._pause).batches())
         return pa.Table.from_batches(batches) if sum(map(len, batches)) == count else None
 

@@ -36,7 +36,7 @@ class ShoalWriter(Shipped, datasource.DataSourceArrowWriter):
     write when it is started again; txnBatch numbers the writes of a txnId."""
 
     def __init__(self, options: SinkOptions) -> None:
-        self._sink = Sink(options.agents, options.topic)
+        self._sink = Sink(options.agents, options.topic, credentials=options.credentials)
         self._transaction = options.txn_id or uuid.uuid4().hex
         self._batch = options.txn_batch
 
@@ -54,7 +54,7 @@ class ShoalStreamWriter(Shipped, StreamArrowWriter):
     """df.writeStream: a micro-batch that is repeated after a restart stores no record twice."""
 
     def __init__(self, options: SinkOptions, idle: Sequence[str] = ()) -> None:
-        self._sink = Sink(options.agents, options.topic)
+        self._sink = Sink(options.agents, options.topic, credentials=options.credentials)
         self._idle = idle  # options without effect
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> ShoalCommit:

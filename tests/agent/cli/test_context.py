@@ -64,6 +64,7 @@ async def test_commands_ask_agents_with_tls_by_options_and_by_a_context(
 def test_an_option_goes_before_a_variable_and_both_before_the_context(
     config: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where agents are named, nothing of the context counts."""
     nothing: dict[str, str | None] = {}
     assert chosen(None, nothing) == ("http://127.0.0.1:7070", KnownCluster())
     write_contexts(config, KnownClusters("fish", {"fish": FISH, "other": KnownCluster("http://o:1")}))
@@ -86,6 +87,7 @@ def test_an_option_goes_before_a_variable_and_both_before_the_context(
 def test_contexts_are_set_listed_used_and_removed_and_no_token_is_shown(
     config: pathlib.Path, files: Files, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The file is its owner's only."""
     monkeypatch.setattr("sys.stdin", io.StringIO(TOKEN + "\n"))
     assert main(["context", "set", "fish", "--agent", "https://a:1", "--token", "-", "--ca", files.ca]) == 0
     assert main(["context", "set", "other", "--agent", "http://b:1", "--token", files.token]) == 0
@@ -123,6 +125,7 @@ def test_contexts_are_set_listed_used_and_removed_and_no_token_is_shown(
 def test_a_file_that_is_none_is_told_and_its_token_is_not(
     text: str, said: str, config: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """One line with the file's name; nothing is asked."""
     config.parent.mkdir(parents=True)
     config.write_text(text)
     config.chmod(0o644)
@@ -146,6 +149,7 @@ def test_a_token_in_a_command_line_is_refused_and_not_repeated(
 
 
 def test_names_and_values_that_the_file_cannot_hold_are_refused(config: pathlib.Path) -> None:
+    """Nothing is written then."""
     for words in (["a.b", "--agent", "x"], ["", "--agent", "x"], ["a", "--agent", "http://x\n:1"], ["a"]):
         assert main(["context", "set", *words]) != 0 or words == ["a"]
     assert list(read_contexts(config).known) in ([], ["a"])

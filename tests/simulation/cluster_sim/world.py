@@ -40,7 +40,7 @@ import shoal.client.produce.lone_record
 import shoal.client.produce.lone_socket
 import shoal.client.produce.producer
 import shoal.membership.net.gossip as gossip_module
-import shoal.spark.read.fetch
+import shoal.spark.read.http
 import shoal.spark.write.send
 from cluster_sim.blocking import BlockingPool
 from cluster_sim.crowd import HOARD_BYTES, PLACES
@@ -185,9 +185,8 @@ def replacements(
         (os, "urandom", rng.randbytes),
         (shoal.client.http.requests, "random", _Chance(rng)),
         (shoal.client.http.connection, "socket", Sockets(loop)),
-        (shoal.spark.write.send, "POOL", pool),
+        (shoal.spark.read.http, "POOL", pool),
         (shoal.spark.write.send, "_ROUTES", {}),
-        (shoal.spark.read.fetch, "POOL", pool),
         (directory_module, "claim_directory", claim_directory),
         (agent_module, "wipe", wipe),
         (directory_module, "open_disk", open_disk),

@@ -51,6 +51,7 @@ async def test_every_way_of_a_client_goes_over_tls_with_the_token(files: Files, 
 
 
 async def test_a_certificate_of_its_own_lets_a_client_in(files: Files, tmp_path: pathlib.Path) -> None:
+    """Without one a client hears what to give."""
     async with secure_cluster(server_context(tmp_path, clients=authority())) as cluster:
         given = {"token": TOKEN, "ca": files.ca}
         async with AsyncClient(cluster.urls, certificate=files.certificate, key=files.key, **given) as client:
@@ -91,6 +92,7 @@ async def test_a_certificate_that_does_not_fit_is_told_once(
 async def test_plain_http_at_a_port_with_tls_and_the_reverse_are_told_apart(
     files: Files, tls: ssl.SSLContext
 ) -> None:
+    """Each says which URL to write."""
     async with secure_cluster(None) as cluster:
         url = cluster.urls[0].replace("http:", "https:")
         async with AsyncClient(url, ca=files.ca) as client:
@@ -248,6 +250,7 @@ def test_a_refused_client_is_told_why_where_the_agent_says_so(
 def test_credentials_that_cannot_be_right_are_refused_before_anything_is_asked(
     given: dict[str, Any], said: str
 ) -> None:
+    """One line each, without the token."""
     with pytest.raises(ClientError, match=said) as raised:
         AsyncClient("https://127.0.0.1:1", **given)
     assert "two words" not in str(raised.value)
@@ -257,6 +260,7 @@ def test_credentials_that_cannot_be_right_are_refused_before_anything_is_asked(
 def test_files_that_everybody_may_read_or_that_do_not_fit_are_refused(
     files: Files, tmp_path: pathlib.Path
 ) -> None:
+    """Tokens, keys, pairs and authorities."""
     os.chmod(files.token[1:], 0o644)
     with pytest.raises(ClientError, match=r"every user may read the token in .*: `chmod o= "):
         AsyncClient("https://127.0.0.1:1", token=files.token)
@@ -276,6 +280,7 @@ def test_files_that_everybody_may_read_or_that_do_not_fit_are_refused(
 def test_the_environment_is_asked_for_what_is_not_given(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An empty text asks for none."""
     monkeypatch.setenv("SHOAL_TOKEN", files.token)
     monkeypatch.setenv("SHOAL_CA", files.ca)
     assert AsyncClient()._cluster.credentials == Credentials(Secret(TOKEN), files.ca)
