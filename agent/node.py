@@ -67,6 +67,7 @@ from shoal.agent.service.cluster_view import AgentFacts
 from shoal.agent.service.event_sources import EventSources
 from shoal.agent.tls.contexts import TlsError, make_contexts
 from shoal.agent.tls.listener import TlsListener
+from shoal.agent.tls.names import names_host
 from shoal.agent.tls.reload import Renewal, TlsState
 from shoal.lookup import Lookup
 from shoal.membership.interface import Gossip, MemberEvent
@@ -219,9 +220,17 @@ async def _load_tls(config: AgentConfig) -> TlsState | None:
     if not config.tls.is_on:
         return None
     try:
-        return TlsState(await asyncio.to_thread(make_contexts, config.tls, config.cluster), config.cluster)
+        contexts = await asyncio.to_thread(make_contexts, config.tls, config.cluster)
     except TlsError as error:
         raise StartError(str(error)) from None
+    if not names_host(contexts.certificate, config.advertised_host):
+        logger.warning(
+            "tls_cert %s does not name %s, where clients look for this agent: they will refuse it",
+            config.tls.tls_cert,
+            config.advertised_host,
+            extra=about("tls-host-unnamed"),
+        )
+    return TlsState(contexts, config.cluster)
 
 
 def _follow_tls(tls: TlsState, measures: Measures, links: Links) -> None:

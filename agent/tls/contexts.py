@@ -71,13 +71,14 @@ class TlsFiles:
 class Contexts:
     """`server`: for clients and agents that connect. `agents`: for links and forwards to other agents, whose
     handshake fails unless the other side is an agent. `expires`: unix time by setting, the earliest one of a
-    file."""
+    file. `certificate`: of this agent."""
 
     files: TlsFiles
     rules: NameRules
     server: ssl.SSLContext
     agents: ssl.SSLContext
     expires: Mapping[str, float]
+    certificate: Mapping[str, Any]
 
     def peer_of(self, connection: ssl.SSLObject) -> PeerCertificate | None:
         """The other end of a connection to this agent; None without a certificate. Raises NameFault.
@@ -116,7 +117,7 @@ def make_contexts(settings: TlsSettings, cluster: str) -> Contexts:
     }
     if TlsFiles.read(settings) != files:
         raise TlsError("tls_cert, tls_key and tls_ca were changed while they were read")
-    return Contexts(files, rules, server, agents, expires)
+    return Contexts(files, rules, server, agents, expires, certificate)
 
 
 def agents_context(files: TlsFiles, rules: NameRules) -> ssl.SSLContext:

@@ -8,6 +8,7 @@ SSLProtocol of asyncio does the work. Servers of asyncio would take any number o
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import socket
 import ssl
@@ -129,9 +130,18 @@ class TlsListener:
             self._opening[opening] = self._loop.time()
             task = self._loop.create_task(self._loop.connect_accepted_socket(opening.itself, accepted))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(functools.partial(self._was_connected, opening, accepted))
         self._pause()
         self._make_way()
+
+    def _was_connected(self, opening: Opening, accepted: socket.socket, task: asyncio.Task[Any]) -> None:
+        """Its transport is there; or it is not, since the other side has gone already."""
+        self._tasks.discard(task)
+        fault = None if task.cancelled() else task.exception()
+        if task.cancelled() or fault is not None:
+            logger.debug("lost a connection from %s at once: %s", opening.address, fault)
+            accepted.close()
+            self.left(opening)
 
     def _make_way(self) -> None:
         """All places are taken: the one that waits longest goes, once it has had its time."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from shoal.addresses import is_address, plain_address
 from shoal.agent.security.access import PeerCertificate
 
 OWN_SCHEME: Final = "shoal://"
@@ -73,6 +74,16 @@ class NameRules:
         if name == uri or CLIENT_NAME.fullmatch(name) is None:
             raise NameFault(f"has a URI name that is none of cluster {self.cluster}")
         return PeerCertificate(name, is_agent=False)
+
+
+def names_host(certificate: Mapping[str, Any], host: str) -> bool:
+    """Whether clients that connect to this name or address take the certificate (RFC 9525)."""
+    named = {(kind, value.lower()) for kind, value in certificate.get("subjectAltName", ())}
+    if is_address(host):
+        addresses = {plain_address(value) for kind, value in named if kind == "IP Address"}
+        return plain_address(host) in addresses
+    wildcard = f"*.{host.lower().partition('.')[2]}"
+    return not named.isdisjoint({("DNS", host.lower()), ("DNS", wildcard)})
 
 
 def _common_name(certificate: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from shoal.agent.process.config_source import ConfigSource
 from shoal.agent.process.service_manager import ServiceManager
 from shoal.agent.reload import difference, reloading, with_values
 from shoal.agent.settings import Effect
+from shoal.agent.tls_settings import TlsSettings
 
 OTHER_VALUES = {
     "log_level": "debug",
@@ -155,6 +156,23 @@ async def test_a_broken_file_leaves_the_old_configuration_whole(
         world.path.write_text("log_level = 'error'")
         reloads.ask()
         assert await world.events(1) == [("reloaded", "configuration reloaded: log_level info -> error")]
+
+
+async def test_a_hangup_looks_at_certificates_without_a_file_too(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where neither is there a hangup ends the agent, as ever."""
+    world = World(tmp_path, caplog)
+    looked = asyncio.Event()
+    config = world.source.read()
+    tls = TlsSettings(tls_cert="agent.crt", tls_key="agent.key", tls_ca="ca.crt")
+    async with reloading(config, None, world.followed.append, NOBODY, looked.set) as reloads:
+        assert reloads.on_hangup is None
+    secured = dataclasses.replace(config, tls=tls)
+    async with reloading(secured, None, world.followed.append, NOBODY, looked.set) as reloads:
+        assert reloads.on_hangup is not None
+        reloads.on_hangup()
+        await asyncio.wait_for(looked.wait(), 60)
 
 
 async def test_a_reload_reaches_the_process_of_several_agents_too(

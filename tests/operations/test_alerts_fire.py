@@ -66,6 +66,7 @@ def healthy() -> list[Change]:
         ),
         Change("process_open_fds", always(100)),
         Change("process_max_fds", always(1_000)),
+        Change("shoal_tls_certificate_expires_seconds", always(20 * DAY_S), {"file": "tls_cert"}),
         Change("shoal_cluster_level", always(1)),
         Change("shoal_understood_level", always(1)),
         Change("shoal_group_window_full", always(0), OF_GROUP),
@@ -163,6 +164,19 @@ FIRES = [
         {"follower": "b"},
         600,
         660,
+    ),
+    Case(
+        "ShoalCertificateExpires",
+        [
+            Change(
+                "shoal_tls_certificate_expires_seconds",
+                lambda seconds: 14 * DAY_S - 1 - seconds,
+                {"file": "tls_cert"},
+            )
+        ],
+        {**A, "file": "tls_cert"},
+        HOUR_S,
+        HOUR_S + 60,
     ),
     Case("ShoalDiskRefusing", [Change("shoal_disk_refusing", after(1, 0))], A, 0, 60),
     Case(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.agent.security.access import PeerCertificate
-from shoal.agent.tls.names import NameFault, NameRules, agent_uri, client_uri
+from shoal.agent.tls.names import NameFault, NameRules, agent_uri, client_uri, names_host
 
 RULES = NameRules("fish", agent_uri("fish"))
 SPIFFE = NameRules("fish", "spiffe://example.org/ns/prod/sa/shoal-*")
@@ -87,3 +87,14 @@ def test_no_name_makes_an_agent_but_the_one(uris: list[str], common_names: list[
         return
     assert not peer.is_agent
     assert peer.name
+
+
+def test_the_host_that_clients_look_for() -> None:
+    """An address in any spelling, a name in any case, and one below a wildcard."""
+    names = (("DNS", "a.example.org"), ("DNS", "*.b.example.org"), ("IP Address", "FD00:0:0:0:0:0:0:1"))
+    held = {"subjectAltName": names}
+    for host in ("a.example.org", "A.example.org", "x.b.example.org", "fd00::1"):
+        assert names_host(held, host)
+    for host in ("b.example.org", "x.y.b.example.org", "example.org", "fd00::2", "10.0.0.1"):
+        assert not names_host(held, host)
+    assert not names_host({}, "a")
