@@ -22,6 +22,8 @@ JOIN_ADDRESSES_MAX = 64
 MAX_NAMESAKES_SHOWN = 8
 PEER_PROTOCOL = "shoal-peer/1"
 PEER_TERMS = "Shoal-Link"
+INTRODUCTION = ("id", "cluster", "cluster_id", "catalog", "run", "started_at")
+"""Members of an agent's document that other agents read."""
 
 
 async def members(call: Call) -> web.Response:
@@ -96,8 +98,11 @@ async def _wait(call: Call, ask: Callable[[str | None, int], Awaitable[Document]
 
 
 async def agent(call: Call) -> web.Response:
-    """This agent."""
-    return json_response(call.context.broker.agent_document())
+    """This agent; those who may not describe the cluster hear which cluster it is, as a new agent has to."""
+    document = call.context.broker.agent_document()
+    if not call.asker.may_describe_cluster():
+        document = {name: document[name] for name in INTRODUCTION if name in document}
+    return json_response(document)
 
 
 async def join(call: Call) -> web.Response:

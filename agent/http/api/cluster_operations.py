@@ -70,7 +70,7 @@ AGENT = Operation(
     "GET /v1/agent",
     "What this agent is.",
     ok("Agent", "This agent."),
-    needs=needs.CLUSTER_DESCRIBE,
+    needs=needs.OtherNeed.INTRODUCTION,
 )
 JOIN = Operation(
     "join",

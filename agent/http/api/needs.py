@@ -22,6 +22,9 @@ class OtherNeed(Enum):
     """A list: everybody with credentials may, and is shown those things alone that may be described."""
     AGENT = "agent"
     """Another agent of the cluster alone. Where TLS is off agents have nothing to prove themselves by."""
+    INTRODUCTION = "cluster:describe"
+    """That; but where TLS is off an agent without a cluster asks without credentials, since it has none. It
+    is told which cluster this is, and no more."""
 
 
 Needs: TypeAlias = OtherNeed | tuple[Need, ...]

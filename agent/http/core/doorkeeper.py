@@ -164,6 +164,8 @@ class Doorkeeper:
             raise _named("forbidden", text, needs, operation.resource(arguments))
         if not access.is_on:
             return self._nobody
+        if needs is OtherNeed.INTRODUCTION and self._agents_are_proven:
+            needs = CLUSTER_DESCRIBE
         resource = operation.resource(arguments)
         try:
             credentials = shown_credentials(headers, certificate, needs, resource)
@@ -270,8 +272,9 @@ def check(access: Access, identity: Identity, needs: Needs, resource: str) -> No
         return
     if needs is OtherNeed.CREDENTIALS:
         allowed = identity.proof is not Proof.NONE
-    elif needs is OtherNeed.AGENT:
-        allowed = True  # it has proven itself, or nobody can: then links are taken from members' addresses
+    elif isinstance(needs, OtherNeed):
+        # An agent: it has proven itself, or nobody can. Then links are taken from members' addresses.
+        allowed = True
     else:
         wanted, name = of_system(needs, resource)
         allowed = any(access.may(identity, need, name) for need in wanted)
@@ -295,6 +298,8 @@ def refusal(identity: Identity, needs: Needs, resource: str) -> ShoalError:
 
 def _named(code: str, detail: str, needs: Needs, resource: str) -> ShoalError:
     """The problem with the action and the resource that were asked for."""
+    if needs is OtherNeed.INTRODUCTION:
+        needs = CLUSTER_DESCRIBE
     if isinstance(needs, OtherNeed):
         action, thing = ("link" if needs is OtherNeed.AGENT else "list"), "cluster"
     else:

@@ -368,6 +368,18 @@ async def test_an_agent_that_knows_no_principals_yet_says_so(
     wire.close()
 
 
+async def test_an_agent_is_introduced_without_credentials_where_none_can_be_shown(house: House) -> None:
+    """An empty agent has to hear of its cluster; without TLS it has nothing to prove itself by."""
+    wire = await Wire.open(house.agent.port)
+    viewer = credential(house.access.give("viewer", "cluster=describe"))
+    bare = credential(house.access.give("bare"))
+    assert set((await wire.ask("GET /v1/agent")).document) == {"id"}
+    assert set((await wire.ask("GET /v1/agent", bare)).document) == {"id"}
+    assert (await wire.ask("GET /v1/agent", viewer)).document["disk"] == "memory"
+    assert (await wire.ask("GET /v1/agent", credential("Bearer unknown"))).status == 401
+    wire.close()
+
+
 async def test_producing_makes_a_topic_for_those_alone_who_may(house: House) -> None:
     """As does seeking only tell its ends to those who may describe it."""
     headers = credential(house.access.give("mine", "topic:new=write"))
