@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import re
 import sys
@@ -27,6 +28,7 @@ from shoal.spark.pyspark_api import HAS_READ_LIMITS, register_source
 
 EXIT_SECONDS_MAX = 200.0
 NAME = """naïve / 'x' "y" \n 漢字 %s {} \\ ;--"""
+TOKEN = os.environ["PLANTED_TOKEN"]
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 ENDS_SECONDS_MAX = 400
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "spark.md"
@@ -42,6 +44,9 @@ def session() -> SparkSession:
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "OFF",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": sys.argv[2],
     }
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -124,7 +129,7 @@ def write_results(spark: SparkSession, agents: str, directory: str) -> dict[str,
     rows = spark.range(500).selectExpr("cast(id AS string) AS key", "concat('value ', id) AS value")
 
     def save(frame: DataFrame, mode: str = "append", **options: Any) -> None:
-        chosen = {"agent": agents, "topic": "written", **options}
+        chosen = {"agent": agents, "topic": "written", "token": TOKEN, **options}
         frame.write.format("shoal").options(**chosen).mode(mode).save()
 
     save(rows, txnId="load-1")
@@ -194,10 +199,15 @@ def worker_settings(spark: SparkSession) -> list[str]:
 def copied(spark: SparkSession, agent: str) -> int:
     """Records that a stream copied from one topic into another one."""
     source = spark.readStream.format("shoal").options(
-        agent=agent, subscribe="flights", startingOffsets="earliest"
+        agent=agent, subscribe="flights", startingOffsets="earliest", token=TOKEN
     )
     with tempfile.TemporaryDirectory() as checkpoint:
-        sink = source.load().select("value").writeStream.format("shoal").options(agent=agent, topic="again")
+        sink = (
+            source.load()
+            .select("value")
+            .writeStream.format("shoal")
+            .options(agent=agent, topic="again", token=TOKEN)
+        )
         query = sink.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
         query.awaitTermination()
         return sum(progress.numInputRows for progress in query.recentProgress)
@@ -237,7 +247,7 @@ def main() -> None:
     done("a session")
 
     def load(**options: Any) -> DataFrame:
-        chosen = {"subscribe": "flights", "agent": sys.argv[1], **options}
+        chosen = {"subscribe": "flights", "agent": sys.argv[1], "token": TOKEN, **options}
         return spark.read.format("shoal").options(**chosen).load()
 
     def failure(**options: Any) -> str:
@@ -278,9 +288,12 @@ def main() -> None:
         "malformed": failure(startingOffsets='{"flights": {"0": 8'),
     }
     done("reading")
-    chosen = f"agent '{sys.argv[1]}', subscribe 'flights', columns 'offset'"
+    chosen = f"agent '{sys.argv[1]}', subscribe 'flights', columns 'offset', token '{TOKEN}'"
     spark.sql(f"CREATE TEMPORARY VIEW flights_view USING shoal OPTIONS ({chosen})")
     results["view"] = spark.sql("SELECT count(*), max(offset) FROM flights_view").first().asDict()
+    in_view: Any = spark.sql("EXPLAIN EXTENDED SELECT * FROM flights_view").first()
+    plan: Any = everything
+    results["plans"] = [in_view[0], plan._jdf.queryExecution().toString()]
     own = spark.read.format("shoal").schema("value string").option("subscribe", "flights")
     results["own_schema"] = failed(lambda: own.load().count())
     results["written"] = write_results(spark, sys.argv[1], sys.argv[2])

@@ -24,6 +24,7 @@ Cluster: TypeAlias = Any  # conftest's
 SILENCE_SECONDS_MAX = 400.0
 SECONDS_MAX = 2_000.0
 LINES_MAX = 8  # of Spark's message for a fault; of a stream's, without Spark's own account of the query
+TOKEN = "shoal_planted1_a8Kq03vT5w_mZ"
 FAULTS = ("unknown_option", "unknown_topic", "no_agent", "malformed", "own_schema")
 
 
@@ -102,13 +103,16 @@ def test_spark_reads_topics(cluster: Cluster, keeps_classes: dict[str, str], tmp
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SHOAL_AGENT": cluster.url(1),
+        "PLANTED_TOKEN": TOKEN,
     }
+    (tmp_path / "checkpoints").mkdir()
     program = pathlib.Path(__file__).with_name("program.py")
     agents = f"127.0.0.1:9,{cluster.url(0)}"
     command = [sys.executable, str(program), agents, str(tmp_path / "checkpoints")]
     code, lines, complaints = run_while_it_goes_on(command, env=environment, cwd=tmp_path)
     assert code == 0, (lines, complaints[-3_000:])
     results = json.loads(next(line for line in reversed(lines) if line.startswith('{"schema"')))
+    check_token(cluster, tmp_path / "checkpoints", "".join(lines), complaints)
     assert results["schema"] == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
         "timestampType:int>"
@@ -148,6 +152,15 @@ def test_spark_reads_topics(cluster: Cluster, keeps_classes: dict[str, str], tmp
     check_written(cluster, results["written"])
     check_totals(results["totals"])
     check_streams(results["stream"])
+
+
+def check_token(cluster: Cluster, directory: pathlib.Path, *said: str) -> None:
+    """Requests have carried it. No plan, error, line of a log, checkpoint or event of Spark's has it."""
+    assert f"Bearer {TOKEN}" in cluster.credentials
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    assert [path for path in files if TOKEN.encode() in path.read_bytes()] == []
+    assert [path.name for path in files if path.name.startswith("events_")] != []
+    assert [text for text in said if TOKEN in text] == []
 
 
 def check_streams(stream: dict[str, Any]) -> None:
