@@ -26,6 +26,7 @@ import benchmarks_gossip
 import benchmarks_groups
 import benchmarks_metrics
 import benchmarks_replication
+import benchmarks_secure
 import benchmarks_start
 import benchmarks_store
 import benchmarks_tables
@@ -211,6 +212,10 @@ class Bench:
         """Of these only tables: rows by key, what views cost others, the disk; none below their level."""
         return benchmarks_tables.rows(self)
 
+    def secure(self) -> list[Row]:
+        """Arrow batches and reads over TLS, beside the same in the open and bare servers with TLS."""
+        return benchmarks_secure.rows(self)
+
     def timers(self) -> list[Row]:
         """Of these only timer topics: appends, ten million pending, in time, and what views cost others."""
         return benchmarks_timers.rows(self)
@@ -312,6 +317,7 @@ def main() -> int:
         "groups",
         "timers",
         "tables",
+        "secure",
         "curves",
         "calls",
         "spark",

@@ -192,7 +192,7 @@ def _message(line: str) -> str:
 def _wait_for_url(agent: AgentProcess, deadline: float) -> str:
     while time.monotonic() < deadline:
         said = pathlib.Path(agent.log).read_text(errors="replace")
-        found = re.search(r"http://[\w.:\[\]-]+:\d+", said)
+        found = re.search(r"https?://[\w.:\[\]-]+:\d+", said)
         if found:
             return found.group(0)
         if not agent.is_alive() or _is_zombie(agent.pid):

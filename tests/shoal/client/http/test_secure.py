@@ -10,15 +10,20 @@ import pathlib
 import re
 import socket
 import ssl
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from certificates import Authority
+from fake_cluster import FakeCluster
+from fake_group_routes import FakeGroups
+from fake_table_routes import FakeTables
 from secure_cluster import TOKEN, Files, agents_certificate, authority, secure_cluster, server_context
 from secure_cluster import files as files
 
 from shoal import AsyncClient, ClientConfig, ClientError, ShoalError, Unreachable
 from shoal.client.http.bulk import BulkConnections
+from shoal.client.produce.producer import batch_of
 from shoal.credentials import Credentials, Secret
 from shoal.tls import client_context, tls_reason
 
@@ -142,6 +147,42 @@ async def test_an_unknown_token_is_told_once(files: Files, tls: ssl.SSLContext) 
             await producer.flush()
         await producer.abort()
         assert len([asked for asked in cluster.requests if "/records" in asked]) == 2
+
+
+async def to_the_end(poll: Callable[[], Awaitable[object]]) -> None:
+    """An answer may have been on its way."""
+    while await poll():
+        pass
+
+
+async def test_groups_tables_and_followers_carry_it_and_end_once_it_is_refused(
+    files: Files, tls: ssl.SSLContext
+) -> None:
+    """A token that expires meanwhile is told to whoever waits, within the one request that is under way."""
+    cluster = FakeCluster(1)
+    cluster.tls, cluster.token = tls, TOKEN
+    FakeGroups(cluster)
+    tables = FakeTables(cluster)
+    async with cluster, AsyncClient(cluster.urls, token=TOKEN, ca=files.ca) as client:
+        cluster.create("t").partitions[0].append([batch_of([b"one"], None)], None)
+        tables.create("users")
+        table = client.table("users")
+        await table.put("ada", "1")
+        assert await table.get("ada") == b"1"
+        follower = client.consumer("t", start="earliest", follow=True)
+        subscription = await client.subscribe("t", group="g").open()
+        assert (await subscription.poll()).value == b"one"  # type: ignore[union-attr]
+        assert (await follower.poll()).batch.num_rows == 1  # type: ignore[union-attr]
+        cluster.token = "another"
+        await cluster.changed()
+        cluster.topics["t"].partitions[0].append([batch_of([b"two"], None)], None)
+        async with asyncio.timeout(60):
+            with pytest.raises(ShoalError, match="the token is not known here"):
+                await table.get("ada")
+            for poll in (subscription.poll, follower.poll):
+                with pytest.raises(ShoalError, match="the token is not known here"):
+                    await to_the_end(poll)
+        await subscription.close()
 
 
 async def test_no_agent_without_tls_gets_the_token_of_agents_with_tls(
