@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from blocking_fixtures import cluster_on_thread
 from certificates import Authority
 from fake_cluster import FakeCluster
 from fake_group_routes import FakeGroups
@@ -21,8 +22,9 @@ from fake_table_routes import FakeTables
 from secure_cluster import TOKEN, Files, agents_certificate, authority, secure_cluster, server_context
 from secure_cluster import files as files
 
-from shoal import AsyncClient, ClientConfig, ClientError, ShoalError, Unreachable
+from shoal import AsyncClient, Client, ClientConfig, ClientError, ShoalError, Unreachable
 from shoal.client.http.bulk import BulkConnections
+from shoal.client.produce.lone_record import ANSWER_SECONDS
 from shoal.client.produce.producer import batch_of
 from shoal.credentials import Credentials, Secret
 from shoal.tls import client_context, tls_reason
@@ -53,6 +55,27 @@ async def test_every_way_of_a_client_goes_over_tls_with_the_token(files: Files, 
             assert len(await client.topics()) == 1
         # 3 agents, each by aiohttp, by appends and by reads: a connection for each request would be 40.
         assert tls.session_stats()["accept_good"] <= 15
+
+
+def test_a_blocking_client_sends_lone_records_over_tls_from_its_own_thread(
+    files: Files, tls: ssl.SSLContext
+) -> None:
+    """Over a socket of its producer, kept for the next; one that nobody answers is given up."""
+
+    def secured(cluster: FakeCluster) -> None:
+        cluster.tls, cluster.token = tls, TOKEN
+
+    with cluster_on_thread(1, secured) as cluster, Client(cluster.urls, token=TOKEN, ca=files.ca) as client:
+        with client.producer("t") as producer:
+            for _ in range(5):
+                producer.append(b"x")
+            ((kept, _),) = producer._inner.sockets._kept.values()
+            assert isinstance(kept, ssl.SSLSocket)
+            assert kept.gettimeout() == ANSWER_SECONDS
+            producer._inner.sockets.close()
+            assert producer.append(b"y").offset == 5  # the ordinary way goes on
+        assert TOKEN not in repr((client, producer))
+    assert [value for log in cluster.topics["t"].partitions for value in log.values()] == [b"x"] * 5 + [b"y"]
 
 
 async def test_a_certificate_of_its_own_lets_a_client_in(files: Files, tmp_path: pathlib.Path) -> None:
