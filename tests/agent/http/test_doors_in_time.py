@@ -13,10 +13,15 @@ import pytest
 from fake_broker import FakeCluster
 from http_access import MemoryAccess, Wire
 from http_fixtures import PATIENCE_S, Agent, running
+from hypothesis import given
+from hypothesis import strategies as st
 
+from shoal.agent.http.api.needs import TOPIC_WRITE, Needs
 from shoal.agent.http.core import doorkeeper, waits
 from shoal.agent.http.core.doorkeeper import Doorkeeper
 from shoal.agent.security.access import PeerCertificate
+from shoal.agent.security.judge import Judge
+from shoal.agent.security.principals import Security
 from shoal.errors import ShoalError
 
 RECORDS = "POST /v1/topics/orders/records"
@@ -471,3 +476,37 @@ async def test_a_forwarder_asks_for_nobody_on_its_own_account() -> None:
         agents.of_second.rules["anonymous"] = ("topic:orders=write",)
         assert (await wire.ask(RECORDS, (), b"v")).status == 200
         wire.close()
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize("size", [4_097, 8_192, 12_000])
+async def test_a_long_credential_is_refused_before_it_is_read(size: int, house: House) -> None:
+    """In bounded time and memory: nobody looks into it, and nothing of it is remembered."""
+    wire = await Wire.open(house.agent.port)
+    house.access.asked = 0
+    reply = await wire.ask(RECORDS, credential("Bearer " + "x" * size), b"v")
+    assert reply.status in (401, 413)
+    assert "xxx" not in reply.head + reply.body.decode()
+    assert house.access.asked == 0
+    assert house.agent.runner.context.doorkeeper._allowed == {}
+    wire.close()
+
+
+@given(st.text(st.characters(max_codepoint=0x2FF), max_size=80), st.booleans())
+def test_no_header_of_any_kind_is_a_credential(text: str, as_token: bool) -> None:
+    """Of the real judge, which knows no token: 401, and no other error."""
+    request = FastRequestLike(f"Bearer shoal_{text}" if as_token else text)
+    keeper = Doorkeeper(Judge(Security))
+    assert keeper.is_allowed(request, None) is False
+    with pytest.raises(ShoalError) as refused:
+        keeper.asker(request, None)
+    assert refused.value.code == "unauthenticated"
+
+
+class FastRequestLike(NamedTuple):
+    authorization: str
+    operation: str = "produce"
+    needs: Needs = TOPIC_WRITE
+    resource: str = "orders"
