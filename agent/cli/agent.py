@@ -32,6 +32,16 @@ COLLECTED_OBJECTS = 10_000
 """New objects between two collections of the youngest generation: a third of a millisecond each. The default
 of 700 would look at the same requests in flight tens of times."""
 
+InsecureFlag = Annotated[
+    bool | None, flag("Start beyond loopback without TLS, authentication or a gossip key.", "--insecure")
+]
+CertificateOption = Annotated[
+    str | None, option("FILE", "This agent's certificate: HTTP and links speak TLS.")
+]
+AuthorityOption = Annotated[str | None, option("FILE", "Authorities of agents' and clients' certificates.")]
+TlsClientsOption = Annotated[
+    str | None, option("KIND", "Clients' certificates: none, optional or required; default optional.")
+]
 HttpPort = Annotated[int | None, option("PORT", "HTTP; default 7070, or the next free port.")]
 
 app = typer.Typer()
@@ -58,14 +68,10 @@ def agent(
     cors_origins: Annotated[
         list[str] | None, option("ORIGIN", "A web page's origin that may use this agent; repeatable.")
     ] = None,
-    tls_cert: Annotated[
-        str | None, option("FILE", "This agent's certificate: HTTP and links speak TLS.")
-    ] = None,
+    tls_cert: CertificateOption = None,
     tls_key: Annotated[str | None, option("FILE", "The key of that certificate.")] = None,
-    tls_ca: Annotated[str | None, option("FILE", "Authorities of agents' and clients' certificates.")] = None,
-    tls_clients: Annotated[
-        str | None, option("KIND", "Clients' certificates: none, optional or required; default optional.")
-    ] = None,
+    tls_ca: AuthorityOption = None,
+    tls_clients: TlsClientsOption = None,
     gossip_port: Annotated[int | None, option("PORT", "Gossip; default 7946, or the next free port.")] = None,
     cluster: Annotated[
         str | None, option("NAME", "The cluster; a given name is searched by mDNS too.")
@@ -98,9 +104,7 @@ def agent(
     gossip_label: Annotated[
         str | None, option("NAME", "Meet only agents of this label; Serf has none.")
     ] = None,
-    insecure: Annotated[
-        bool | None, flag("Start beyond loopback without TLS, authentication or a gossip key.", "--insecure")
-    ] = None,
+    insecure: InsecureFlag = None,
     log_format: Annotated[
         str | None, option("FORM", "text, json, or auto: text on a terminal, JSON lines elsewhere.")
     ] = None,

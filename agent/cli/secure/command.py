@@ -94,17 +94,9 @@ def init(
         cluster, made.certificate, f"{key_text(os.urandom(32))}\n".encode(), token.hash().hex()
     )
     of_host = store.host_files(shared, pair, own, addresses, [], data)
-    former = place(
-        directory,
-        {
-            store.CA: shared.ca,
-            store.AUTHORITY_KEY: made.key,
-            store.GOSSIP_KEY: shared.gossip_key,
-            store.CLUSTER_FILE: store.cluster_table(cluster, shared.token_hash),
-            **{f"{store.HOSTS}/{own}/{file}": content for file, content in of_host.items()},
-        },
-        force=force,
-    )
+    files = store.authority_files(shared, made)
+    files |= {f"{store.HOSTS}/{own}/{file}": content for file, content in of_host.items()}
+    former = place(directory, files, force=force)
     host_directory = os.path.join(directory, store.HOSTS, own)
     if output is Output.JSON:
         show_json({"directory": directory, "host": host_directory, "former": former, "token": token.reveal()})

@@ -131,13 +131,19 @@ def url_of(host: str) -> str:
     return f"https://[{host}]:{DEFAULT_HTTP_PORT}" if ":" in host else f"https://{host}:{DEFAULT_HTTP_PORT}"
 
 
-def cluster_table(cluster: str, token_hash: str) -> bytes:
-    """The file that says what the authority is for."""
-    return (
+def authority_files(shared: CommonFiles, pair: Pair) -> dict[str, bytes]:
+    """Those of the authority itself. The table says what it is for."""
+    table = (
         "# Made by `shoal secure init`, and read by `shoal secure agent`.\n"
-        f"cluster = {json.dumps(cluster)}\n"
-        f"bootstrap_token_hash = {json.dumps(token_hash)}\n"
-    ).encode()
+        f"cluster = {json.dumps(shared.cluster)}\n"
+        f"bootstrap_token_hash = {json.dumps(shared.token_hash)}\n"
+    )
+    return {
+        CA: shared.ca,
+        AUTHORITY_KEY: pair.key,
+        GOSSIP_KEY: shared.gossip_key,
+        CLUSTER_FILE: table.encode(),
+    }
 
 
 def host_files(
