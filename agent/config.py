@@ -20,6 +20,7 @@ from typing import Any
 from shoal.addresses import is_host_name, plain_origin
 from shoal.agent.log_lines.schema import FORMATS, LEVELS
 from shoal.agent.security.posture import Exposure, Protection, exposure_of
+from shoal.agent.security.tokens import TokenError, hash_from_text
 from shoal.agent.settings import ConfigError as ConfigError
 from shoal.agent.settings import (
     Effect,
@@ -69,6 +70,7 @@ RANGES = (
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 DISKS = ("auto", "ring", "threads")
 EVENT_LOOPS = ("direct", "asyncio")
+AUTHENTICATION = ("auto", "on", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,29 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class SecuritySettings:
-    """Security beside TLS. `insecure`: a start beyond loopback without a protection is allowed."""
+    """Security beside TLS. `insecure`: a start beyond loopback without a protection is allowed.
+    `bootstrap_token_hash`: SHA-256 of the token that counts until there is an administrator."""
 
     insecure: bool = False
+    authentication: str = "auto"
+    bootstrap_token_hash: str | None = setting(None, secret=True)
+
+    @property
+    def first_token(self) -> bytes | None:
+        """The hash of that token."""
+        return None if self.bootstrap_token_hash is None else hash_from_text(self.bootstrap_token_hash)
+
+    def validate(self) -> None:
+        """Raises ConfigError, which shows no hash."""
+        if self.authentication not in AUTHENTICATION:
+            raise ConfigError(
+                f"authentication {self.authentication!r} is unknown: use {', '.join(AUTHENTICATION)}"
+            )
+        if self.bootstrap_token_hash is not None:
+            try:
+                hash_from_text(self.bootstrap_token_hash)
+            except TokenError as error:
+                raise ConfigError(f"bootstrap_token_hash: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +195,7 @@ class AgentConfig:
         self._validate_addresses()
         self._validate_http()
         self.tls.validate()
+        self.security.validate()
         self._validate_names()
         self._validate_key()
         self._validate_gossip()
@@ -334,12 +357,19 @@ class AgentConfig:
     def is_loopback(self) -> bool:
         return is_loopback(self.bind)
 
+    @property
+    def asks_for_credentials(self) -> bool:
+        """`auto`: where others than this host's users reach it, unless somebody said --insecure."""
+        if self.security.authentication == "auto":
+            return not self.is_loopback and not self.security.insecure
+        return self.security.authentication == "on"
+
     def exposure(self, *, has_gossip_key: bool) -> Exposure:
         """The hosts that can reach this agent, and what is missing. `has_gossip_key`: given here, or kept in
         the data directory. With a Serf agent the key is that agent's, and it is not asked."""
         in_force = {
             Protection.TLS: self.tls.is_on,
-            Protection.AUTHENTICATION: False,
+            Protection.AUTHENTICATION: self.asks_for_credentials,
             Protection.GOSSIP_KEY: self.uses_serf or (has_gossip_key and self.pool.gossip_verify_incoming),
         }
         has = frozenset(one for one, is_in_force in in_force.items() if is_in_force)

@@ -87,6 +87,14 @@ SETTINGS: Mapping[str, Words] = {
         "Start although others reach this agent and it has no TLS, no authentication or no gossip key."
         " It is told [everywhere](security.md#posture)."
     ),
+    "authentication": Words(
+        "Whether requests need credentials: `on`, `off`, or `auto`: beyond loopback, without `insecure`."
+    ),
+    "bootstrap_token_hash": Words(
+        "SHA-256 of a token, 64 hex digits. The token is an administrator's until there is another, and never"
+        " again. The same at every agent.",
+        "none",
+    ),
     "tls_cert": Words(
         "PEM file with this agent's certificate and those between it and the authority. With it the HTTP port"
         " speaks TLS alone.",

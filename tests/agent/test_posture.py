@@ -29,7 +29,7 @@ async def test_an_agent_that_others_reach_starts_only_if_told_to(
 
         monkeypatch.setattr(AgentConfig, "is_loopback", property(lambda self: False))
         monkeypatch.setattr(agent_module, "SAID_AGAIN_S", 0.05)
-        with pytest.raises(StartError, match=r"needs TLS, authentication and a gossip key.*secure init"):
+        with pytest.raises(StartError, match=r"needs TLS and a gossip key.*secure init"):
             await agents.start("refused").until_ready()
 
         told = await agents.alone("told", insecure=True)

@@ -16,7 +16,6 @@ import typer
 from shoal.agent.cli.bench.figures import BenchFigures
 from shoal.agent.cli.bench.floors import is_here
 from shoal.agent.cli.bench.plan import BenchPlan
-from shoal.agent.cli.bench.rounds import BenchRounds
 from shoal.agent.cli.terminal.amounts import size_bytes
 from shoal.agent.cli.terminal.interruption import interruptible
 from shoal.agent.cli.terminal.options import (
@@ -105,6 +104,8 @@ async def measure(client: AsyncClient, plan: BenchPlan) -> tuple[dict[str, Any],
         )
     for line in plan.lines(asked):
         say(line)
+    from shoal.agent.cli.bench.rounds import BenchRounds  # not for --help
+
     bar = ProgressBar(sys.stderr)
     with interruptible() as task:
         try:

@@ -11,6 +11,7 @@ import shlex
 import socket
 from typing import Annotated
 
+from shoal.agent.cli.secure.principals import GROUPS
 from shoal.agent.cli.terminal.options import (
     Output,
     OutputOption,
@@ -41,11 +42,14 @@ ForceOption = Annotated[bool, flag("Replace what is there; the old directory is 
 
 secure = group(
     "secure",
-    "Make certificates, keys and configurations for a secured cluster.",
+    "Make certificates, keys and configurations; and principals, roles and tokens of a running cluster.",
     "shoal secure init --cluster fish --address 10.0.0.1",
     "shoal secure agent host-2 --address 10.0.0.2",
     "shoal secure client ann",
+    "shoal secure token create ann",
 )
+for commands in GROUPS:
+    secure.add_typer(commands)
 
 
 @secure.command(

@@ -30,7 +30,8 @@ _typed: ContextVar[KnownCluster] = ContextVar("typed", default=_NOTHING)
 
 
 def token_file(value: str | None) -> str | None:
-    """The callback of --token. Raises UsageError for a token itself, without showing it again."""
+    """The value of --token. Raises UsageError for a token itself, without showing it again. It is no
+    callback, which typer would look at once for each command."""
     if value is not None and not value.startswith("@"):
         raise UsageError(
             "--token takes @FILE: a token in a command line shows in every process list",
@@ -42,7 +43,7 @@ def token_file(value: str | None) -> str | None:
 PARAMETERS: Final[Mapping[str, Any]] = {
     "token": Annotated[
         str | None,
-        option("@FILE", "A file with the token of each request; or SHOAL_TOKEN.", callback=token_file),
+        option("@FILE", "A file with the token of each request; or SHOAL_TOKEN."),
     ],
     "ca": Annotated[
         str | None, option("FILE", "The authority of the agents' certificates; or SHOAL_CA.", "--ca")
@@ -80,6 +81,7 @@ def _taking_credentials(command: Callable[..., Any]) -> Callable[..., Any]:
         source = typed_in.get_parameter_source("agent")
         is_named = source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT")
         typed = {name: given.pop(names[name]) for name in OPTIONS}
+        token_file(typed["token"])
         agent, context = chosen(agent if is_named else None, typed)
         token = _typed.set(context)
         try:

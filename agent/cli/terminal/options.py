@@ -52,6 +52,10 @@ def name_of(value: Any) -> Any:
     return value
 
 
+# Typer reads these once for each parameter with the callback: as texts they are compiled each time.
+name_of.__annotations__ = {"value": Any, "return": Any}
+
+
 def group(name: str, text: str, *examples: str) -> typer.Typer:
     """A command that only has commands below it."""
     return typer.Typer(

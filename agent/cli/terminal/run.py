@@ -34,6 +34,10 @@ ADVICE = {
     " them; mode and start are fixed",
     "consumer-in-use": "give another --consumer, or end the other process",
     "unknown-member": "`shoal members` shows the members",
+    "unknown-principal": "`shoal secure principal list` shows them, `shoal secure principal put` makes one",
+    "unknown-role": "`shoal secure role list` shows them, `shoal secure role put` makes one",
+    "unknown-token": "`shoal secure token list` shows them",
+    "too-many-tokens": "`shoal secure token list` shows them, `shoal secure token revoke` ends one",
     "topic-differs": "`shoal topic config TOPIC` shows its settings, `shoal topic alter TOPIC` changes them;"
     " an option that is left out means the default",
     "settings-changed": "`shoal topic config TOPIC` shows what they are now; leave --if-version out to change"

@@ -31,7 +31,6 @@ from shoal.agent.cli.terminal.options import (
 )
 from shoal.agent.cli.terminal.output import CliError, UsageError, age_text
 from shoal.agent.cli.terminal.run import with_admin
-from shoal.agent.cli.top.json_document import document_of
 from shoal.agent.cli.top.rows import ClusterRows, rows_of
 from shoal.agent.cli.top.samples import ClusterSample, sample_of
 from shoal.agent.cli.top.screen import TerminalScreen
@@ -156,6 +155,8 @@ async def _sample(client: AdminClient) -> ClusterSample:
 async def _print_blocks(client: AdminClient, options: TopOptions) -> None:
     """A block for each look but the first, which has no rates."""
     looks = _looks(client, options)
+    from shoal.agent.cli.top.json_document import document_of  # not for --help
+
     with interruptible() as task:
         try:
             await anext(looks)
