@@ -30,6 +30,7 @@ from shoal.agent.http.admission.limits import limits_for
 from shoal.agent.http.app import make_runner
 from shoal.agent.levels import HOLD, LevelRange
 from shoal.agent.log_lines.names import Names
+from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.log_lines.schema import about
 from shoal.agent.members.contact import PoolContact
 from shoal.agent.members.duplicate_identity import DuplicateIdentityWatch, Life
@@ -61,7 +62,9 @@ from shoal.agent.process.event_loop import expects_answers
 from shoal.agent.process.ports import PortChoice, http_socket, is_own_address, listen
 from shoal.agent.process.signals import open_files
 from shoal.agent.process.unix_socket import listen_at, remove
+from shoal.agent.security.access import Access, OpenAccess
 from shoal.agent.security.agents_tls import OWN_TLS, AgentsTls, in_the_open
+from shoal.agent.security.judge import Judge
 from shoal.agent.service.broker import Broker
 from shoal.agent.service.cluster_view import AgentFacts
 from shoal.agent.service.event_sources import EventSources
@@ -69,11 +72,13 @@ from shoal.agent.tls.contexts import TlsError, make_contexts
 from shoal.agent.tls.listener import TlsListener
 from shoal.agent.tls.names import names_host
 from shoal.agent.tls.reload import Renewal, TlsState
+from shoal.agent.topics.catalog import Catalog
 from shoal.lookup import Lookup
 from shoal.membership.interface import Gossip, MemberEvent
 from shoal.membership.serf.snapshot import Snapshot
 
 logger = logging.getLogger("shoal.agent")
+seldom = once_a_minute(logger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +288,27 @@ def _make_links(
     return links
 
 
+def _access(node: Node) -> Access:
+    """The judge of this agent's requests. Before it has opened its catalog, the state that it had at last is
+    the one that counts."""
+    config, record = node.config, node.directory.record
+    if not config.asks_for_credentials:
+        return OpenAccess()
+    if record is not None:
+        node.broker.security_before = Catalog.from_bytes(record.catalog).security
+
+    def tell_first(token_id: str) -> None:
+        seldom.warning(
+            "the first administrator's token, %s, was used: it counts until another administrator has a token"
+            " (`shoal secure principal put NAME --role admin`, `shoal secure token create NAME`)",
+            token_id,
+            extra=about("first-token-used"),
+        )
+
+    is_new = node.identity.cluster_id is None
+    return Judge(lambda: node.broker.security, config.security.first_token, tell_first, is_new=is_new)
+
+
 async def _serve_http(node: Node, parts: AsyncExitStack, listener: socket.socket) -> None:
     """Raises PortError."""
     http, tls = node.config.http, node.tls
@@ -296,6 +322,7 @@ async def _serve_http(node: Node, parts: AsyncExitStack, listener: socket.socket
         http.allowed_hosts,
         cors_origins=http.cors_origins,
         lookup=node.lookup,
+        access=_access(node),
         tls=node.agents_tls,
     )
     parts.push_async_callback(runner.cleanup)

@@ -27,6 +27,7 @@ from shoal.agent.peers.links import Links
 from shoal.agent.placement.drain import Draining
 from shoal.agent.process.clock import Clock
 from shoal.agent.process.process_statistics import process_statistics
+from shoal.agent.security.principals import Security
 from shoal.agent.service import documents, metrics
 from shoal.agent.service.cluster_view import AgentFacts, Joined
 from shoal.agent.service.event_sources import EventSources
@@ -63,11 +64,19 @@ class Broker(GroupService, TableService, LevelService, SecurityAdmin):
         self._event_sources = event_sources
         self.keys = KeyService(roster.gossip)
         self.catalog_birth: tuple[str, ...] = ()
+        self.security_before: Security | None = None
+        """The principals that this agent knew when it started."""
         self._links = links
         self._started_ms = clock.now_ms()
         self.started_at = format_time(clock.now_us())  # of the wall: compared between hosts
         self._request_stop = request_stop
         self._draining = draining
+
+    @property
+    def security(self) -> Security | None:
+        """Principals, roles and tokens as they are known here; None for an agent that knows no catalog."""
+        cluster = self._cluster
+        return cluster.topics.security if isinstance(cluster, Joined) else self.security_before
 
     def now_us(self) -> int:
         """Since the epoch, by the agent's clock."""

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.agent.cli.bench.figures import BenchFigures
-from shoal.agent.cli.bench.floors import is_here
 from shoal.agent.cli.bench.plan import BenchPlan
 from shoal.agent.cli.terminal.amounts import size_bytes
 from shoal.agent.cli.terminal.interruption import interruptible
@@ -31,6 +29,7 @@ from shoal.agent.cli.terminal.progress import ProgressBar
 from shoal.agent.cli.terminal.run import with_client
 
 if TYPE_CHECKING:
+    from shoal.agent.cli.bench.figures import BenchFigures
     from shoal.client.async_client import AsyncClient
 
 PREFIX = "shoal-bench-"
@@ -104,7 +103,8 @@ async def measure(client: AsyncClient, plan: BenchPlan) -> tuple[dict[str, Any],
         )
     for line in plan.lines(asked):
         say(line)
-    from shoal.agent.cli.bench.rounds import BenchRounds  # not for --help
+    from shoal.agent.cli.bench.floors import is_here  # these not for --help
+    from shoal.agent.cli.bench.rounds import BenchRounds
 
     bar = ProgressBar(sys.stderr)
     with interruptible() as task:

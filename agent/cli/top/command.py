@@ -33,12 +33,12 @@ from shoal.agent.cli.terminal.output import CliError, UsageError, age_text
 from shoal.agent.cli.terminal.run import with_admin
 from shoal.agent.cli.top.rows import ClusterRows, rows_of
 from shoal.agent.cli.top.samples import ClusterSample, sample_of
-from shoal.agent.cli.top.screen import TerminalScreen
 from shoal.agent.cli.top.tables import COLUMNS, Order, TableKind, column_of, ordered, rows_in, table
 from shoal.agent.cli.top.view import Key, ListView, TopView, page_rows, screen_lines, summary
 from shoal.format.timestamps import format_time
 
 if TYPE_CHECKING:
+    from shoal.agent.cli.top.screen import TerminalScreen
     from shoal.client.async_admin import AdminClient
 
 ATTEMPT_TIMEOUT_MS = 2_000  # a frozen agent: another one is asked soon
@@ -191,6 +191,8 @@ async def _show(client: AdminClient, options: TopOptions) -> None:
     """The screen, until a key or a signal ends it."""
     looks = _looks(client, options)
     shown = _Shown(options, await anext(looks))
+    from shoal.agent.cli.top.screen import TerminalScreen  # not for --help
+
     with on_interruption(shown.end), TerminalScreen(shown.pressed, shown.changed.set) as screen:
         asking = asyncio.create_task(shown.follow(looks))
         asking.add_done_callback(lambda _: shown.end())

@@ -12,22 +12,35 @@ from shoal.agent.http.api import security_operations as api
 from shoal.agent.http.api.operations import VERSION_CHARACTERS_MAX
 from shoal.agent.http.core.context import Call, Deadline
 from shoal.agent.http.core.dispatch import Handler, Route
+from shoal.agent.http.core.handed_over import HandedOver
 from shoal.agent.http.core.leader import at_leader, catalog_of
 from shoal.agent.http.core.parameters import invalid
 from shoal.agent.http.core.problems import json_response
 from shoal.agent.interface import Json, Leader
-from shoal.agent.security.principals import AskedBy
+from shoal.agent.security.principals import ASKED_CHARACTERS_MAX, AskedBy
 
 ADDRESS_CHARACTERS_MAX = 64
 """Of a client's address, as an agent that passes a request on tells it."""
 
 
+FORWARDED_FOR = "Shoal-Forwarded-For"
+"""The address of the client that an agent asks for: believed from agents' certificates alone."""
+
+
 def asked_by(call: Call) -> AskedBy:
     """The sender; the service adds time and id."""
-    identity = call.asker.identity
-    return AskedBy(
-        identity.principal, identity.proof.value, (call.request.remote or "")[:ADDRESS_CHARACTERS_MAX], 0, ""
-    )
+    identity, address = call.asker.identity, call.request.remote or ""
+    handler = call.request.protocol
+    certificate = handler.front.certificate if isinstance(handler, HandedOver) else None
+    if certificate is not None and certificate.is_agent:
+        address = call.headers.get(FORWARDED_FOR, address)
+    principal, proof = identity.principal[:ASKED_CHARACTERS_MAX], identity.proof.value
+    return AskedBy(principal, proof, address[:ADDRESS_CHARACTERS_MAX], 0, "")
+
+
+def _of_client(call: Call) -> dict[str, str]:
+    """Headers that tell the leader who asks."""
+    return {FORWARDED_FOR: call.request.remote or ""}
 
 
 async def list_principals(call: Call) -> web.Response:
@@ -68,7 +81,9 @@ def _putting(kind: str, put_of: Callable[[Call], Put]) -> Handler:
         async def there(leader: Leader) -> tuple[bool, Json]:
             query = None if version is None else {"if_version": version}
             path = f"/v1/{kind}/{quote(name, safe='')}"
-            reply = await exchange(call, leader.url, "PUT", path, body, deadline.remaining_ms(), query)
+            reply = await exchange(
+                call, leader.url, "PUT", path, body, deadline.remaining_ms(), query, _of_client(call)
+            )
             return reply.status == 201, reply.document()
 
         made, document = await at_leader(call, catalog_of(call), here, there, deadline)
@@ -87,7 +102,8 @@ def _deleting(kind: str, delete_of: Callable[[Call], Delete]) -> Handler:
 
         async def there(leader: Leader) -> None:
             path = f"/v1/{kind}/{quote(name, safe='')}"
-            await exchange(call, leader.url, "DELETE", path, None, deadline.remaining_ms())
+            left_ms = deadline.remaining_ms()
+            await exchange(call, leader.url, "DELETE", path, None, left_ms, None, _of_client(call))
 
         await at_leader(call, catalog_of(call), here, there, deadline)
         return web.Response(status=204)
@@ -104,7 +120,9 @@ async def make_token(call: Call) -> web.Response:
 
     async def there(leader: Leader) -> Json:
         path = f"/v1/principals/{quote(name, safe='')}/tokens"
-        return (await exchange(call, leader.url, "POST", path, body, deadline.remaining_ms())).document()
+        left_ms = deadline.remaining_ms()
+        reply = await exchange(call, leader.url, "POST", path, body, left_ms, None, _of_client(call))
+        return reply.document()
 
     response = json_response(await at_leader(call, catalog_of(call), here, there, deadline), status=201)
     response.headers["Cache-Control"] = "no-store"

@@ -1,0 +1,171 @@
+"""Tokens at whole agents: the first, those that are made by it, and their end at every agent, under load."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, Token, make_token
+from shoal.agent.topics.cluster_file import FILE_NAMES
+from tests.agent.agents import Running, agents_in, eventually
+
+FIRST = make_token(b"\1" * TOKEN_ID_BYTES, b"\2" * SECRET_BYTES)
+ASKED = {"authentication": "on", "bootstrap_token_hash": FIRST.hash().hex()}
+RECORD = {"records": [{"value": "x"}]}
+HOLDS_WITHIN_S = 5.0
+"""Of the answer, at every agent."""
+
+
+async def call(
+    agent: Running, token: Token | str | None, method: str, path: str, body: object = None, **query: object
+) -> tuple[int, Any]:
+    text = token.reveal() if isinstance(token, Token) else token
+    headers = {} if text is None else {"Authorization": f"Bearer {text}"}
+    return await agent.call(method, path, body, headers, **query)
+
+
+async def made(agent: Running, principal: str, *, by: Token | str = FIRST, **grants: object) -> str:
+    """A token of a principal that has these roles and rules."""
+    status, document = await call(agent, by, "PUT", f"/v1/principals/{principal}", grants)
+    assert status in (200, 201), document
+    status, document = await call(
+        agent, by, "POST", f"/v1/principals/{principal}/tokens", {"expires_in": "1h"}
+    )
+    assert status == 201, document
+    token: str = document["token"]
+    return token
+
+
+@pytest.mark.slow
+async def test_a_token_is_used_at_every_agent_and_revoked_at_every_agent_under_load(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three agents. The first token makes an administrator, and counts no more. A token appends at all of
+    them until it is revoked; 5 s after the answer each refuses it, and another one goes on. No secret is in
+    any log."""
+    caplog.set_level(logging.DEBUG)
+    async with agents_in(tmp_path) as agents:
+        members = await agents.cluster(3, **ASKED)
+        for agent in members:
+            assert (await call(agent, None, "GET", "/v1/topics/t"))[1]["code"] == "unauthenticated"
+            assert (await agent.call("GET", "/livez"))[0] == 200
+        admin = await made(members[0], "ann", roles=["admin"])
+        await eventually(lambda: is_refused(members, FIRST))
+        assert "counts no more" in (await call(members[1], FIRST, "GET", "/v1/principals"))[1]["detail"]
+        assert (await call(members[2], admin, "PUT", "/v1/topics/t"))[0] == 201
+        going = await made(members[1], "bob", by=admin, roles=["producer:t*"])
+        staying = await made(members[2], "eve", by=admin, rules=["topic:t=write"])
+        for agent in members:
+            assert (await call(agent, going, "GET", "/v1/principals"))[1]["code"] == "forbidden"
+            assert (await call(agent, going, "GET", "/v1/topics/other"))[1]["code"] == "forbidden"
+        loads = [Load(agent, token) for agent in members for token in (going, staying)]
+        tasks = [asyncio.create_task(load.run()) for load in loads]
+        await eventually(lambda: all_appended(loads))
+        path = f"/v1/tokens/{going.split('_')[1]}"
+        assert (await call(members[0], admin, "DELETE", path))[0] == 204
+        answered = time.monotonic()
+        await eventually(lambda: is_refused(members, going))
+        assert time.monotonic() - answered < HOLDS_WITHIN_S
+        for load in loads:
+            load.begin_again()
+        await eventually(lambda: all_answered(loads))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert [set(load.statuses) for load in loads] == [{401}, {200}] * 3
+    told = [record for record in caplog.records if getattr(record, "event", None) == "first-token-used"]
+    assert told
+    text = caplog.text
+    for secret in (FIRST.reveal(), admin, going, staying):
+        assert secret not in text
+        assert secret.split("_")[2] not in text
+        stored = [
+            path.name
+            for path in tmp_path.rglob("*")
+            if path.is_file() and secret.encode() in path.read_bytes()
+        ]
+        assert stored == []
+
+
+class Load:
+    """Appends with one token at one agent, again and again."""
+
+    def __init__(self, agent: Running, token: str) -> None:
+        self._agent = agent
+        self._token = token
+        self.statuses: list[int] = []
+
+    def begin_again(self) -> None:
+        self.statuses = []
+
+    async def run(self) -> None:
+        while True:
+            statuses = self.statuses  # an answer counts for the time in which it was asked for
+            status, _ = await call(
+                self._agent, self._token, "POST", "/v1/topics/t/partitions/0/records", RECORD
+            )
+            statuses.append(status)
+            await asyncio.sleep(0.01)
+
+
+async def all_appended(loads: list[Load]) -> bool:
+    return all(200 in load.statuses for load in loads)
+
+
+async def all_answered(loads: list[Load]) -> bool:
+    return all(len(load.statuses) > 3 for load in loads)
+
+
+async def is_refused(members: list[Running], token: Token | str) -> bool:
+    """At each of them."""
+    answers = [await call(agent, token, "GET", "/v1/topics/t") for agent in members]
+    return all(status == 401 for status, _ in answers)
+
+
+@pytest.mark.slow
+async def test_an_agent_that_starts_again_knows_its_principals_at_once(tmp_path: Path) -> None:
+    """By its own file: the first token does not come back, and other tokens are not refused meanwhile."""
+    async with agents_in(tmp_path) as agents:
+        agent = await agents.alone("a", **ASKED)
+        admin = await made(agent, "ann", roles=["admin"])
+        assert (await call(agent, admin, "GET", "/v1/principals"))[0] == 200
+        files = [tmp_path / "a" / name for name in FILE_NAMES]
+
+        async def is_saved() -> bool:
+            return all(admin.split("_")[1].encode() in file.read_bytes() for file in files)
+
+        await eventually(is_saved)  # a moment after the answer; until then its log alone has the change
+        await agent.crash()
+        agents.running.clear()
+        again = agents.start("a", **ASKED)
+        answers: list[tuple[int, Any]] = []
+
+        async def answers_both() -> bool:
+            if again.agent.node is None:
+                return False
+            answers.append(await call(again, FIRST, "GET", "/v1/principals"))
+            answers.append(await call(again, admin, "GET", "/v1/principals"))
+            return again.ready.is_set()
+
+        await eventually(answers_both)
+        for status, document in answers:
+            assert status in (200, 401, 503), document
+        assert {status for status, _ in answers[::2]} == {401}
+        assert 401 not in {status for status, _ in answers[1::2]}
+        assert answers[-1][0] == 200
+
+
+@pytest.mark.slow
+async def test_an_open_agent_asks_nobody_and_keeps_principals_all_the_same(tmp_path: Path) -> None:
+    """On loopback, as always: they are made before anybody is asked."""
+    async with agents_in(tmp_path) as agents:
+        agent = await agents.alone("a")
+        token = await made(agent, "bob", by="nonsense")
+        assert (await call(agent, "nonsense", "GET", "/v1/topics"))[0] == 200
+        assert (await agent.call("GET", "/v1/principals"))[1]["principals"][0]["name"] == "bob"
+        assert token.startswith("shoal_")
