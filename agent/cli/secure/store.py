@@ -26,7 +26,6 @@ from shoal.agent.config import (
     DEFAULT_GOSSIP_PORT,
     DEFAULT_HTTP_PORT,
     MAX_SEEDS,
-    SETTINGS,
     is_loopback,
     is_unspecified,
 )
@@ -189,9 +188,7 @@ def configuration(
     }
     # JSON's texts, numbers and lists are TOML's.
     text = "\n".join(
-        f"{key} = {json.dumps(value, ensure_ascii=False)}"
-        for key, value in lines.items()
-        if value != [] and key in SETTINGS
+        f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in lines.items() if value != []
     )
     return (
         f"# One agent of cluster {shared.cluster}. Paths are relative to this file.\n"

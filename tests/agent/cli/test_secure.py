@@ -15,7 +15,7 @@ from shoal.agent.cli.main import INTERRUPTED, main
 from shoal.agent.cli.secure import places, store
 from shoal.agent.config import AgentConfig
 from shoal.agent.process.config_source import ConfigSource
-from shoal.agent.security.posture import Protection
+from shoal.agent.security.posture import Posture
 from shoal.agent.security.tokens import parse_token
 from shoal.agent.tls.authority import Pair, belong_together, make_authority, read_issued
 from shoal.agent.tls.contexts import make_contexts
@@ -79,9 +79,9 @@ def test_three_hosts_are_secured_by_six_commands(here: Path, capsys: pytest.Capt
     for config in made:
         contexts = make_contexts(config.tls, config.cluster)
         assert contexts.rules.agent_name == "shoal://fish/agent"
-        missing = config.exposure(has_gossip_key=config.pool.gossip_key is not None).missing
-        assert Protection.TLS not in missing
-        assert Protection.GOSSIP_KEY not in missing
+        exposure = config.exposure(has_gossip_key=config.pool.gossip_key is not None)
+        assert exposure.posture is Posture.SECURED
+        assert config.security.first_token == token.hash()
     kept = tomllib.loads((here / "secrets" / "cluster.toml").read_text())
     assert kept["bootstrap_token_hash"] == token.hash().hex()
 

@@ -48,7 +48,16 @@ def levels(findings: dict[str, Finding]) -> dict[str, str]:
 def test_a_host_as_it_was_made_has_no_fault(host: Path) -> None:
     """Every check that a file stands behind is there, and ok."""
     assert levels(found(host)) == dict.fromkeys(
-        ("tls_cert", "tls_ca", "tls_key", "gossip_key", "file", "gossip key", "tls_cert mode", "tls_ca mode"),
+        (
+            "tls_cert",
+            "tls_ca",
+            "tls_key",
+            "gossip_key",
+            "configuration",
+            "gossip key",
+            "tls_cert mode",
+            "tls_ca mode",
+        ),
         "ok",
     )
 
@@ -84,7 +93,7 @@ def setting(line: str) -> Callable[[Path], None]:
         (mode("agent.key", 0o644), "TLS", "is open to every user of this host"),
         (mode("gossip.key", 0o604), "gossip_key", "has mode 604"),
         (mode("ca.crt", 0o666), "tls_ca mode", "every user of this host may change it"),
-        (mode("shoal.toml", 0o666), "file", "every user of this host may change it"),
+        (mode("shoal.toml", 0o644), "configuration", "every user of this host may use it"),
         (setting(f'gossip_key = "{"A" * 43}="'), "configuration", "may use it"),
         (setting('advertise = "10.0.0.9"'), "names", "names 10.0.0.1, and others use 10.0.0.9"),
         (setting('cluster = "birds"'), "TLS", "is none of cluster birds"),
