@@ -18,18 +18,17 @@ _TYPE_PREFIX: Final = "urn:shoal:problem:"
 
 
 ErrorCode: TypeAlias = Literal[
-    "bad-request", "ambiguous-body", "schema-mismatch", "illegal-name", "unauthenticated",
-    "foreign-origin", "forbidden", "unknown-topic", "unknown-partition", "unknown-group", "unknown-key",
-    "unknown-member", "unknown-principal", "unknown-role", "unknown-token", "role-in-use",
-    "last-administrator", "too-many-tokens", "unknown-route", "method-not-allowed", "not-acceptable",
-    "topic-differs",
-    "group-differs", "wrong-mode", "wrong-kind", "no-groups-here", "too-many-groups", "consumer-in-use",
-    "settings-changed", "not-enough-members", "keys-differ", "unreachable", "not-failed",
-    "recovery-refused", "level-too-low", "level-refused", "producer-fenced", "sequence-gap",
-    "sequence-differs", "trimmed", "precondition-failed", "too-large", "unsupported-media-type",
-    "beyond-end", "not-leader", "overloaded", "too-many-producers", "too-many-consumers", "internal",
-    "no-leader", "not-ready", "stopping", "damaged", "timeout", "leadership-lost", "catalog-full",
-    "disk-full",
+    "bad-request", "ambiguous-body", "schema-mismatch", "illegal-name", "unauthenticated", "foreign-origin",
+    "forbidden", "unknown-topic", "unknown-partition", "unknown-group", "unknown-key", "unknown-member",
+    "unknown-principal", "unknown-role", "unknown-token", "unknown-route", "method-not-allowed",
+    "not-acceptable", "topic-differs", "group-differs", "wrong-mode", "wrong-kind", "no-groups-here",
+    "too-many-groups", "role-in-use", "role-built-in",
+    "last-administrator", "too-many-tokens", "consumer-in-use",
+    "settings-changed", "not-enough-members", "keys-differ", "unreachable", "not-failed", "recovery-refused",
+    "level-too-low", "level-refused", "producer-fenced", "sequence-gap", "sequence-differs", "trimmed",
+    "precondition-failed", "too-large", "unsupported-media-type", "beyond-end", "not-leader", "overloaded",
+    "too-many-producers", "too-many-consumers", "internal", "no-leader", "not-ready", "stopping", "damaged",
+    "timeout", "leadership-lost", "catalog-full", "disk-full",
 ]  # fmt: skip
 """The codes of ERRORS, for type checkers: a code that is not in the table does not pass them."""
 
@@ -74,6 +73,7 @@ _TABLE: Final = (
     ErrorRow("no-groups-here", 409, "The topic can have no consumer groups", False, True),
     ErrorRow("too-many-groups", 409, "The topic has as many consumer groups as it can have", False, True),
     ErrorRow("role-in-use", 409, "There are principals with this role", False, True),
+    ErrorRow("role-built-in", 409, "The role is built in, and stays as it is", False, True),
     ErrorRow("last-administrator", 409, "The cluster would have no administrator left", False, True),
     ErrorRow("too-many-tokens", 409, "The principal has as many tokens as it can have", False, True),
     ErrorRow("consumer-in-use", 409, "Another process is this consumer at present", True, True),

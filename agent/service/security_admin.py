@@ -130,8 +130,9 @@ class SecurityAdmin(TopicService):
     async def put_role(
         self, name: str, body: Mapping[str, Any] | None, by: AskedBy, timeout_ms: int, if_version: str | None
     ) -> tuple[bool, Json]:
-        """PUT: as put_principal."""
+        """PUT: as put_principal; role-built-in."""
         (texts,) = _lists_in(body, "rules")
+        _require_own(name)
         try:
             check_role_name(name)
             rules = rules_from_texts(texts)
@@ -148,7 +149,8 @@ class SecurityAdmin(TopicService):
         return made, self.role(name)
 
     async def delete_role(self, name: str, by: AskedBy, timeout_ms: int) -> None:
-        """DELETE: ShoalError unknown-role, role-in-use, and as put_principal."""
+        """DELETE: ShoalError unknown-role, role-in-use, role-built-in, and as put_principal."""
+        _require_own(name)
         service = await self._current_catalog(timeout_ms)
 
         def change(known: RoleEntry | None, by: AskedBy) -> SecurityCommand:
@@ -326,3 +328,13 @@ def role_document(entry: RoleEntry) -> Json:
 def _built_in_document(name: str) -> Json:
     rules = built_in_role(name) or ()
     return {"name": name, "rules": [str(rule) for rule in rules], "built_in": True, "version": None}
+
+
+def _require_own(role: str) -> None:
+    """ShoalError role-built-in, and bad-request for topics of a built-in role that cannot be."""
+    try:
+        if built_in_role(role) is None:
+            return
+    except RuleError as error:
+        raise ShoalError("bad-request", str(error)) from None
+    raise ShoalError("role-built-in", f"role {shown(role)} is built in: choose another name")

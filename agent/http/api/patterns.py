@@ -7,6 +7,8 @@ and records.py.
 
 from __future__ import annotations
 
+from shoal.agent.security.needs import ACTIONS, ResourceKind
+
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([2468][048]|[13579][26]|0[48])00)"
 _DAY = (
     "(?!0000)([0-9]{4}-((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
@@ -94,10 +96,23 @@ GROUP_NAME = "^(?![.]{1,2}$)[a-zA-Z0-9._-]{1,64}$"
 """Of a consumer group."""
 PRINCIPAL = "^[a-zA-Z0-9._@+-]{1,128}$"
 """The name of a principal."""
-ROLE = "^[a-zA-Z0-9._-]{1,64}(:[a-zA-Z0-9._-]{0,249}[*]?)?$"
+_OPEN_NAME = "[a-zA-Z0-9.-][a-zA-Z0-9._-]{0,248}"  # of a topic that rules may name
+_TOPICS = f"([*]|{_OPEN_NAME}[*]?)"
+_GROUPS = f"([*]|{_OPEN_NAME}(/[a-zA-Z0-9._-]{{0,64}})?[*]|{_OPEN_NAME}/[a-zA-Z0-9._-]{{1,64}})"
+ROLE = f"^([a-zA-Z0-9._-]{{1,64}}|(producer|consumer):{_TOPICS})$"
 """The name of a role, the built-in ones of topics among them."""
 TOKEN_ID = "^[a-z2-7]{8}$"  # noqa: S105 -- the form of an id
-RULE = "^(topic|group|cluster)(:[a-zA-Z0-9._/-]*[*]?)?=([a-z]+(,[a-z]+)*|[*])$"
+
+
+def _actions(kind: ResourceKind) -> str:
+    one = f"({'|'.join(ACTIONS[kind])})"
+    return f"([*]|{one}(,{one})*)"
+
+
+RULE = (
+    f"^(topic:{_TOPICS}={_actions(ResourceKind.TOPIC)}|group:{_GROUPS}={_actions(ResourceKind.GROUP)}"
+    f"|cluster={_actions(ResourceKind.CLUSTER)})$"
+)
 START = f"^(earliest|latest|@({TIMES}))$"
 RECEIPT = "^g1[A-Za-z0-9_-]{53}[AQgw]([.](0|[1-9][0-9]{0,17})(-[1-9][0-9]{0,17})?)?$"
 

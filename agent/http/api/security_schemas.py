@@ -23,7 +23,7 @@ from shoal.agent.http.api.schemas import (
 PRINCIPAL_NAME: Schema = {"type": "string", "pattern": patterns.PRINCIPAL}
 ROLE_NAME: Schema = {"type": "string", "pattern": patterns.ROLE}
 TOKEN_ID: Schema = {"type": "string", "pattern": patterns.TOKEN_ID}
-_RULES: Schema = {**list_of({"type": "string", "pattern": patterns.RULE}), "maxItems": 64}
+_RULES: Schema = {**list_of({"type": "string", "pattern": patterns.RULE, "maxLength": 512}), "maxItems": 64}
 _LIFETIMES = patterns.durations(1_000, 3_653 * 86_400_000)[1:-1]
 _EXPIRY: Schema = {
     "type": "string",
