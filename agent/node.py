@@ -154,35 +154,22 @@ async def start_node(
     lookup = Lookup()
     address = await settle_address(config, lookup)
     listener, url = await _listen_http(config, identity, parts)
-    kept_http_port = identity.http_port
     identity = replace(identity, http_port=int(listener.getsockname()[1]))
     clock, boot_nonce = SystemClock(), os.urandom(NONCE_BYTES)
     watch, events = Watch(boot_nonce.hex()), EventFeed(boot_nonce.hex())
     links = _make_links(config, identity, clock, rng, boot_nonce, levels)
     links.dialler.lookup, links.dialler.tls = lookup, agents_tls
-    if is_own_address(address):
-        links.dialler.own_address = address
+    links.dialler.own_address = address if is_own_address(address) else None
     roster = Roster(agent_id=identity.agent_id, cluster=config.cluster, links=links, watch=watch)
     parts.callback(roster.stop)
     draining = Draining(directory.disk, config.data, roster)
     await draining.load()
     measures = Measures()
     directory.disk.on_synced = measures.sync.observe
-    if tls is not None:
-        _follow_tls(tls, measures, links)
+    _follow_tls(tls, measures, links)
     event_sources = EventSources(events, roster, watch, clock.now_ms)
     broker = Broker(
-        AgentFacts(
-            config,
-            identity.agent_id,
-            identity.name,
-            url,
-            __version__,
-            directory.disk.kind,
-            measures,
-            levels,
-            directory.exposure,
-        ),
+        _facts_of(directory, url, measures, levels),
         roster=roster,
         links=links,
         watch=watch,
@@ -194,7 +181,7 @@ async def start_node(
     life = Life(identity.agent_id, boot_nonce.hex(), broker.started_at)
     twins = DuplicateIdentityWatch(life, config.data)
     # A copy of a running agent's directory is mostly started beside that agent: its ports are taken there.
-    if kept_http_port not in (0, identity.http_port):
+    if (kept_http_port := directory.identity.http_port) not in (0, identity.http_port):
         await twins.check(url_at(address, kept_http_port, config.scheme))
     node = Node(
         directory=directory,
@@ -238,7 +225,23 @@ async def _load_tls(config: AgentConfig) -> TlsState | None:
     return TlsState(contexts, config.cluster)
 
 
-def _follow_tls(tls: TlsState, measures: Measures, links: Links) -> None:
+def _facts_of(directory: Directory, url: str, measures: Measures, levels: LevelRange) -> AgentFacts:
+    return AgentFacts(
+        directory.config,
+        directory.identity.agent_id,
+        directory.identity.name,
+        url,
+        __version__,
+        directory.disk.kind,
+        measures,
+        levels,
+        directory.exposure,
+    )
+
+
+def _follow_tls(tls: TlsState | None, measures: Measures, links: Links) -> None:
+    if tls is None:
+        return
     measures.certificates = tls.expires
 
     def on_renewal(renewal: Renewal) -> None:
