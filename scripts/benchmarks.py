@@ -31,6 +31,7 @@ import benchmarks_start
 import benchmarks_store
 import benchmarks_tables
 import benchmarks_timers
+import benchmarks_tokens
 import cluster
 import environment
 import floors
@@ -213,8 +214,13 @@ class Bench:
         return benchmarks_tables.rows(self)
 
     def secure(self) -> list[Row]:
-        """Arrow batches and reads over TLS, beside the same in the open and bare servers with TLS."""
-        return benchmarks_secure.rows(self)
+        """Arrow batches and reads over TLS, beside the same in the open and bare servers with TLS; single
+        records with a token, beside an agent that asks nobody."""
+        return [*benchmarks_secure.rows(self), *self.tokens()]
+
+    def tokens(self) -> list[Row]:
+        """Of that only tokens."""
+        return benchmarks_tokens.rows(self)
 
     def timers(self) -> list[Row]:
         """Of these only timer topics: appends, ten million pending, in time, and what views cost others."""
@@ -318,6 +324,7 @@ def main() -> int:
         "timers",
         "tables",
         "secure",
+        "tokens",
         "curves",
         "calls",
         "spark",

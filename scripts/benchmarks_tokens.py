@@ -1,0 +1,159 @@
+"""What security costs: a token on every request, beside an agent that asks nobody.
+
+Law of this file: from outside, over HTTP. Two agents run side by side, and are measured by turns, each first
+in every other round: on a shared machine one round scatters more than the bar allows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import secrets
+import shutil
+import statistics
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import bench_topics
+import cluster
+import environment
+import load
+import terminal
+from bench_topics import RECORD_BYTES, RUN_TIMEOUT_SECONDS, post
+from row import Row
+
+from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, make_token
+
+SINGLE_REQUESTS = 20_000
+WARM_UP_REQUESTS = 3_000
+TURNS = 4  # for each of the others' rounds
+TOKEN_BAR = 0.95
+TOPIC = "bench"
+
+
+class Bench(Protocol):
+    """What this file needs of a run."""
+
+    directory: pathlib.Path
+    rounds: int
+
+
+class Reading(NamedTuple):
+    """Of one round of one agent."""
+
+    per_second: float
+    processor_us: float
+    """Of the agent's process, for each request: it scatters less than the rate where others have work."""
+
+
+def rows(bench: Bench) -> list[Row]:
+    """Single records with a token, beside the same where nobody is asked."""
+    first = make_token(os.urandom(TOKEN_ID_BYTES), os.urandom(SECRET_BYTES))
+    asks = {"SHOAL_AUTHENTICATION": "on", "SHOAL_BOOTSTRAP_TOKEN_HASH": first.hash().hex()}
+    with _agent(bench, {}) as free, _agent(bench, asks) as asking:
+        ask(free.url, "PUT", f"/v1/topics/{TOPIC}", {"partitions": 1, "replication_factor": 1})
+        bench_topics.wait_leader(free.url, TOPIC)
+        token = _producer(asking.url, first.reveal())
+        found = _by_turns(bench, (_single(asking.url, token), asking), (_single(free.url), free))
+    name = "single-record POST, 64 connections, with a token, no TLS"
+    ours, floor = (statistics.median(each.per_second for each in side) for side in zip(*found, strict=True))
+    ratio = statistics.median(one.per_second / other.per_second for one, other in found)
+    ours_us, floor_us = (
+        statistics.median(each.processor_us for each in side) for side in zip(*found, strict=True)
+    )
+    less = statistics.median(other.processor_us / one.processor_us for one, other in found)
+    return [
+        Row(name, f"{ours:,.0f}/s", f"without authentication {floor:,.0f}/s", ratio, TOKEN_BAR),
+        Row(
+            "the same, requests for a second of the agent's processor",
+            f"{1e6 / ours_us:,.0f}",
+            f"without authentication {1e6 / floor_us:,.0f}",
+            less,
+            TOKEN_BAR,
+        ),
+    ]
+
+
+@contextlib.contextmanager
+def _agent(bench: Bench, variables: Mapping[str, str]) -> Iterator[cluster.AgentProcess]:
+    """An agent with these settings."""
+    directory = bench.directory / secrets.token_hex(4)
+    agents, shoal = cluster.LocalCluster(directory), environment.command("shoal")
+    agents.install("bench-0", [shoal], variables)
+    try:
+        agents.start(shoal, f"bench-{secrets.token_hex(4)}", ("bench-0",))
+        agent = agents.agents[0]
+        _until(lambda: ask(agent.url, "GET", "/readyz"))
+        yield agent
+    finally:
+        agents.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def ask(url: str, method: str, path: str, body: object = None, token: str | None = None) -> Any:
+    """The document of an answer. Raises urllib.error.URLError."""
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, headers, method=method)  # noqa: S310
+    with urllib.request.urlopen(request, timeout=RUN_TIMEOUT_SECONDS) as answer:  # noqa: S310
+        return json.load(answer)
+
+
+def _until(succeeds: Any) -> Any:
+    """An agent that is new takes a moment to be ready and at its level."""
+    deadline = time.monotonic() + RUN_TIMEOUT_SECONDS
+    while True:
+        try:
+            return succeeds()
+        except urllib.error.URLError as error:
+            if time.monotonic() > deadline:
+                raise cluster.ClusterProblem(f"the agent is not ready: {error}") from None
+            time.sleep(cluster.POLL_SECONDS)
+
+
+def _producer(url: str, first: str) -> str:
+    """The token of a principal that may produce to the topic, which is there."""
+    _until(lambda: ask(url, "PUT", "/v1/principals/admin", {"roles": ["admin"]}, first))
+    admin = ask(url, "POST", "/v1/principals/admin/tokens", {}, first)["token"]
+    ask(url, "PUT", f"/v1/topics/{TOPIC}", {"partitions": 1, "replication_factor": 1}, admin)
+    ask(url, "PUT", "/v1/principals/bench", {"roles": [f"producer:{TOPIC}*"]}, admin)
+    token: str = ask(url, "POST", "/v1/principals/bench/tokens", {}, admin)["token"]
+    _until(lambda: ask(url, "POST", f"/v1/topics/{TOPIC}/records", {"records": [{"value": "x"}]}, token))
+    return token
+
+
+def _single(url: str, token: str | None = None) -> bytes:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    target = f"{url}/v1/topics/{TOPIC}/records"
+    return load.request_bytes("POST", target, b"x" * RECORD_BYTES, Content_Type="text/plain", **headers)
+
+
+def _by_turns(bench: Bench, *both: tuple[bytes, cluster.AgentProcess]) -> list[tuple[Reading, Reading]]:
+    """Readings of both, in each turn."""
+    found = []
+    bar = terminal.Bar("rounds")
+    turns = TURNS * bench.rounds
+    for number in range(turns):
+        order = (0, 1) if number % 2 else (1, 0)
+        read = {place: _reading(*both[place]) for place in order}
+        found.append((read[0], read[1]))
+        bar.update((number + 1) / turns, f"ratio {read[0].per_second / read[1].per_second:.2f}")
+    return found
+
+
+def _reading(request: bytes, agent: cluster.AgentProcess) -> Reading:
+    post(request, agent.url, connections=64, requests=WARM_UP_REQUESTS)
+    began_us = _processor_us(agent.pid)
+    rate = post(request, agent.url, connections=64, requests=SINGLE_REQUESTS).per_second
+    return Reading(rate, (_processor_us(agent.pid) - began_us) / SINGLE_REQUESTS)
+
+
+def _processor_us(pid: int) -> float:
+    """Of all threads of a process, in ticks of 10 ms (proc(5))."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1e6 / os.sysconf("SC_CLK_TCK")
