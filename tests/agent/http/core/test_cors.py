@@ -118,5 +118,5 @@ def test_a_page_may_read_and_send_every_header_of_ours() -> None:
     }
     assert "Shoal-Next-Offset" in found
     listed = set(re.split(r", ", f"{cors.EXPOSED_HEADERS}, {cors.REQUEST_HEADERS}"))
-    between_agents = {"Shoal-Forwarded-By", "Shoal-Principal", "Shoal-Link"}
+    between_agents = {"Shoal-Forwarded-By", "Shoal-Forwarded-For", "Shoal-Principal", "Shoal-Link"}
     assert found - between_agents <= listed
