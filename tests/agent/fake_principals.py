@@ -23,8 +23,10 @@ class InstantCatalog:
     def __init__(self) -> None:
         self.catalog = Catalog(level=Level(6))
         self.told = 0
+        self.proposed: list[Command] = []
 
     async def propose(self, command: Command, timeout_ms: int) -> Applied:
+        self.proposed.append(command)
         return Applied(self.catalog.apply(self.catalog.offset, command), None)
 
     @property

@@ -47,7 +47,7 @@ async def test_a_token_is_used_at_every_agent_and_revoked_at_every_agent_under_l
 ) -> None:
     """Three agents. The first token makes an administrator, and counts no more. A token appends at all of
     them until it is revoked; 5 s after the answer each refuses it, and another one goes on. No secret is in
-    any log."""
+    any log, repr, document, metric or file."""
     caplog.set_level(logging.DEBUG)
     async with agents_in(tmp_path) as agents:
         members = await agents.cluster(3, **ASKED)
@@ -78,9 +78,15 @@ async def test_a_token_is_used_at_every_agent_and_revoked_at_every_agent_under_l
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert [set(load.statuses) for load in loads] == [{401}, {200}] * 3
+        shown = []
+        for agent in members:
+            broker = agent.agent.broker
+            shown += [repr(broker.agent_document()), repr(await broker.metrics(partitions=True))]
+            shown += [repr(agent.agent.config), repr(broker.security), repr(broker.principals())]
     told = [record for record in caplog.records if getattr(record, "event", None) == "first-token-used"]
     assert told
-    text = caplog.text
+    text = "\n".join((caplog.text, *shown))
+    assert FIRST.hash().hex() not in text
     for secret in (FIRST.reveal(), admin, going, staying):
         assert secret not in text
         assert secret.split("_")[2] not in text

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from http_fixtures import Agent, one_agent, two_agents
 
+from shoal.agent.security.principals import PutPrincipal
 from shoal.agent.security.tokens import parse_token
 
 
@@ -87,6 +88,18 @@ async def test_any_agent_asks_the_leader() -> None:
         assert (await second.request("DELETE", "/v1/principals/bob")).status == 204
         assert (await second.request("DELETE", "/v1/roles/clerk")).status == 204
         assert first.broker.cluster.security.told == 6
+
+
+async def test_a_change_tells_who_asked_from_where_and_when(agent: Agent) -> None:
+    """The address of the connection, whatever a client's header says."""
+    headers = {"Shoal-Forwarded-For": "192.0.2.7"}
+    await agent.request("PUT", "/v1/principals/bob", {}, headers=headers)
+    command = agent.broker.cluster.security.proposed[-1]
+    assert isinstance(command, PutPrincipal)
+    by = command.by
+    assert (by.principal, by.proof, by.address) == ("anonymous", "open", "127.0.0.1")
+    assert by.at_ms > 1_700_000_000_000
+    assert len(by.request) == 16
 
 
 @pytest.mark.parametrize(
