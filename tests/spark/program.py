@@ -241,6 +241,21 @@ def pushed(spark: SparkSession, load: Callable[..., DataFrame]) -> list[int]:
     return [*found, load().where("partition = 1 and offset >= 12").count()]
 
 
+def plans(spark: SparkSession, read: Any) -> list[str]:
+    """As Spark shows them, of a query and of the view."""
+    in_view: Any = spark.sql("EXPLAIN EXTENDED SELECT * FROM flights_view").first()
+    return [in_view[0], read._jdf.queryExecution().toString()]
+
+
+def registered(spark: SparkSession, load: Callable[..., DataFrame]) -> list[Any]:
+    """Records that it counts then, and whether filters are handed over."""
+    spark.conf.set(PUSHDOWN, "false")
+    register(spark, pushdown=True)
+    found = [load().count(), spark.conf.get(PUSHDOWN)]
+    done("registered")
+    return found
+
+
 def main() -> None:
     """Every kind of query once."""
     spark = session()
@@ -291,9 +306,7 @@ def main() -> None:
     chosen = f"agent '{sys.argv[1]}', subscribe 'flights', columns 'offset', token '{TOKEN}'"
     spark.sql(f"CREATE TEMPORARY VIEW flights_view USING shoal OPTIONS ({chosen})")
     results["view"] = spark.sql("SELECT count(*), max(offset) FROM flights_view").first().asDict()
-    in_view: Any = spark.sql("EXPLAIN EXTENDED SELECT * FROM flights_view").first()
-    plan: Any = everything
-    results["plans"] = [in_view[0], plan._jdf.queryExecution().toString()]
+    results["plans"] = plans(spark, everything)
     own = spark.read.format("shoal").schema("value string").option("subscribe", "flights")
     results["own_schema"] = failed(lambda: own.load().count())
     results["written"] = write_results(spark, sys.argv[1], sys.argv[2])
@@ -305,10 +318,7 @@ def main() -> None:
     results["stream"] = stream_results(spark, sys.argv[1], sys.argv[2])
     done("streams")
     results["replaced"] = register_source(spark, ShoalDataSource)
-    spark.conf.set(PUSHDOWN, "false")
-    register(spark, pushdown=True)
-    results["registered"] = [load().count(), spark.conf.get(PUSHDOWN)]
-    done("registered")
+    results["registered"] = registered(spark, load)
     results["settings"] = [worker_settings(spark), [copied(spark, sys.argv[1]), *worker_settings(spark)]]
     run_the_page()
     results["headers"] = [{"key": h["key"], "value": h["value"].decode()} for h in results["headers"]]
