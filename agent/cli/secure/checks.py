@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
+from shoal.addresses import plain_address
 from shoal.agent.cli.terminal.findings import Finding
 from shoal.agent.config import SETTINGS, AgentConfig
 from shoal.agent.process.config_source import ConfigFile
@@ -81,7 +82,7 @@ def _certificates(config: AgentConfig, now_s: float) -> Iterator[Finding]:
         hosts = read_issued(contexts.files.cert).hosts
     except AuthorityError:
         return  # another authority's, whose names are its own affair
-    if not config.is_loopback and config.advertised_host not in hosts:
+    if not config.is_loopback and plain_address(config.advertised_host) not in hosts:
         found = f"names {', '.join(hosts)}, and others use {config.advertised_host}"
         yield Finding(
             "names", "problem", found, "`shoal secure agent NAME --address ADDRESS --force` names it"
