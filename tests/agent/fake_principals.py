@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +56,7 @@ class FakePrincipalBroker:
     """Part of FakeBroker."""
 
     cluster: FakeCluster
-
-    def _check_catalog_leader(self) -> None:
-        raise NotImplementedError
+    _check_catalog_leader: Callable[[], None]
 
     @property
     def _admin(self) -> InstantAdmin:
