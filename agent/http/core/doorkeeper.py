@@ -7,9 +7,11 @@ not. Verdicts are remembered for the fast ways, with the version of Access and t
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, NamedTuple, Protocol
 
 from multidict import CIMultiDictProxy
@@ -142,6 +144,9 @@ class Doorkeeper:
         self._allowed: dict[tuple[str | None, PeerCertificate | None, str, str], float] = {}
         """The wall clock's ms until which each holds."""
         self._version = access.version
+        self._now_ms = 0.0
+        self._has_looked = False
+        """Whether version and clock were read in this turn of the loop."""
         self._nobody = Asker(
             access, ShownCredentials(), Identity(ANONYMOUS, Proof.OPEN), OtherNeed.NOTHING, ""
         )
@@ -182,11 +187,10 @@ class Doorkeeper:
         access = self.access
         if not access.is_on:
             return True
-        if access.version != self._version:
-            self._version = access.version
-            self._allowed.clear()
+        if not self._has_looked:
+            self._look()
         key = (request.authorization, certificate, request.operation, request.resource)
-        if wall_ms() < self._allowed.get(key, 0.0):
+        if self._now_ms < self._allowed.get(key, 0.0):
             return True
         try:
             identity = self.asker(request, certificate).identity
@@ -196,6 +200,18 @@ class Doorkeeper:
             self._allowed.clear()
         self._allowed[key] = math.inf if identity.expires_ms is None else identity.expires_ms
         return True
+
+    def _look(self) -> None:
+        """Void the verdicts of another version, and read the clock: once a turn of the loop, since both cost
+        more than the look into what is remembered. A change counts from the next turn on."""
+        version = self.access.version
+        if version != self._version:
+            self._version = version
+            self._allowed.clear()
+        self._now_ms = wall_ms()
+        with suppress(RuntimeError):  # without a loop each request looks
+            asyncio.get_running_loop().call_soon(setattr, self, "_has_looked", False)
+            self._has_looked = True
 
     def asker(self, request: FastAsking, certificate: PeerCertificate | None) -> Asker:
         """Of a request of a fast way, which names no other principal. Raises ShoalError unauthenticated,
