@@ -159,9 +159,11 @@ class Agent:
             self.cluster.joined.scrubber.set_rate(broker.config.scrub_bytes_per_s)
 
     def look_at_certificates(self) -> None:
-        """Whether files of TLS have been exchanged; now, instead of within ten seconds."""
+        """Whether files of TLS, or keys of JWTs, have been exchanged; now, instead of when they are due."""
         if self.node is not None and self.node.tls is not None:
             self.node.tls.ask()
+        if self.node is not None and self.node.issuer is not None:
+            self.node.issuer.ask()
 
     async def _leave(self) -> None:
         """The goodbyes of the parts that have started, the last one first."""
@@ -221,6 +223,8 @@ class Agent:
             ]
             if node.tls is not None:
                 running.append(tasks.create_task(node.tls.run(), name="tls"))
+            if node.issuer is not None:
+                running.append(tasks.create_task(node.issuer.run(), name="issuer"))
             try:
                 record = await find_cluster(node, pool, lambda reason: self._say_waiting(node, reason))
             except StartError:  # the cluster would miss it as a failed member

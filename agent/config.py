@@ -19,6 +19,7 @@ from typing import Any
 
 from shoal.addresses import is_host_name, plain_origin
 from shoal.agent.log_lines.schema import FORMATS, LEVELS
+from shoal.agent.security.jwt_settings import JwtSettings
 from shoal.agent.security.posture import Exposure, Protection, exposure_of
 from shoal.agent.security.tokens import TokenError, hash_from_text
 from shoal.agent.settings import ConfigError as ConfigError
@@ -95,7 +96,7 @@ class PoolSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class SecuritySettings:
+class SecuritySettings(JwtSettings):
     """Security beside TLS. `insecure`: a start beyond loopback without a protection is allowed.
     `bootstrap_token_hash`: SHA-256 of the token that counts until there is an administrator."""
 
@@ -111,9 +112,9 @@ class SecuritySettings:
     def validate(self) -> None:
         """Raises ConfigError, which shows no hash."""
         if self.authentication not in AUTHENTICATION:
-            raise ConfigError(
-                f"authentication {self.authentication!r} is unknown: use {', '.join(AUTHENTICATION)}"
-            )
+            raise ConfigError(f"authentication {self.authentication!r}: use {', '.join(AUTHENTICATION)}")
+        if (fault := self.jwt_fault()) is not None:
+            raise ConfigError(fault)
         if self.bootstrap_token_hash is not None:
             try:
                 hash_from_text(self.bootstrap_token_hash)

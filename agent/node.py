@@ -28,6 +28,7 @@ from shoal.agent.events.change_counter import Watch
 from shoal.agent.events.feed import EventFeed
 from shoal.agent.http.admission.limits import limits_for
 from shoal.agent.http.app import make_runner
+from shoal.agent.issuer.key_source import KeySource, KeySourceError
 from shoal.agent.levels import HOLD, LevelRange
 from shoal.agent.log_lines.names import Names
 from shoal.agent.log_lines.repeats import once_a_minute
@@ -65,6 +66,7 @@ from shoal.agent.process.unix_socket import listen_at, remove
 from shoal.agent.security.access import Access, OpenAccess
 from shoal.agent.security.agents_tls import OWN_TLS, AgentsTls, in_the_open
 from shoal.agent.security.judge import Judge
+from shoal.agent.security.jwt import Issuer, Verifier
 from shoal.agent.service.broker import Broker
 from shoal.agent.service.cluster_view import AgentFacts
 from shoal.agent.service.event_sources import EventSources
@@ -104,6 +106,7 @@ class Node:
     twins: DuplicateIdentityWatch
     levels: LevelRange
     tls: TlsState | None
+    issuer: KeySource | None
 
     @property
     def config(self) -> AgentConfig:
@@ -146,12 +149,11 @@ async def start_node(
     """`levels`: those that this agent understands. Raises PortError, and StartError where another process
     runs with this identity, or files of TLS do not fit."""
     config, identity = directory.config, directory.identity
-    tls = await _load_tls(config)
+    tls, lookup = await _load_tls(config), Lookup()
     agents_tls = in_the_open if tls is None else tls.agents
     OWN_TLS.set(agents_tls)  # of this task, and of those that it starts: an agent's life is one
     names.learn_agent(identity.agent_id, identity.name)
     names.own = identity.name
-    lookup = Lookup()
     address = await settle_address(config, lookup)
     listener, url = await _listen_http(config, identity, parts)
     identity = replace(identity, http_port=int(listener.getsockname()[1]))
@@ -202,6 +204,7 @@ async def start_node(
         twins=twins,
         levels=levels,
         tls=tls,
+        issuer=await _load_issuer(config),
     )
     await _serve_http(node, parts, listener)
     return node
@@ -223,6 +226,25 @@ async def _load_tls(config: AgentConfig) -> TlsState | None:
             extra=about("tls-host-unnamed"),
         )
     return TlsState(contexts, config.cluster)
+
+
+async def _load_issuer(config: AgentConfig) -> KeySource | None:
+    """None where no JWTs are taken. Raises StartError for a file of keys that cannot be used."""
+    security = config.security
+    if not (config.asks_for_credentials and security.takes_jwts):
+        return None
+    assert security.jwt_issuer is not None
+    assert security.jwt_audience is not None
+    assert security.jwt_keys is not None
+    issuer = Issuer(
+        security.jwt_issuer, security.jwt_audience, security.jwt_principal_claim, security.jwt_roles_claim
+    )
+    source = KeySource(security.jwt_keys, Verifier(issuer))
+    try:
+        await source.start()
+    except KeySourceError as error:
+        raise StartError(str(error)) from None
+    return source
 
 
 def _facts_of(directory: Directory, url: str, measures: Measures, levels: LevelRange) -> AgentFacts:
@@ -309,7 +331,10 @@ def _access(node: Node) -> Access:
         )
 
     is_new = node.identity.cluster_id is None
-    return Judge(lambda: node.broker.security, config.security.first_token, tell_first, is_new=is_new)
+    jwts = None if node.issuer is None else node.issuer.verifier
+    return Judge(
+        lambda: node.broker.security, config.security.first_token, tell_first, is_new=is_new, jwts=jwts
+    )
 
 
 async def _serve_http(node: Node, parts: AsyncExitStack, listener: socket.socket) -> None:

@@ -95,6 +95,19 @@ SETTINGS: Mapping[str, Words] = {
         " again. The same at every agent.",
         "none",
     ),
+    "jwt_issuer": Words(
+        "Issuer of the JWTs that are taken: their `iss`, exactly. With it `jwt_audience` and `jwt_keys` are"
+        " needed. The same at every agent, like all of these.",
+        "none: no JWTs",
+    ),
+    "jwt_audience": Words("Audience that they have to name in `aud`: this cluster.", "none"),
+    "jwt_keys": Words(
+        "The issuer's public keys (JWKS): a file, or the URL that the issuer calls `jwks_uri`."
+        " [How they are read](security.md#jwts).",
+        "none",
+    ),
+    "jwt_principal_claim": Words("Claim with the principal's name."),
+    "jwt_roles_claim": Words("Claim with further roles, as a list or a text with blanks.", "none"),
     "tls_cert": Words(
         "PEM file with this agent's certificate and those between it and the authority. With it the HTTP port"
         " speaks TLS alone.",

@@ -84,9 +84,10 @@ ROOMS = {
     "agent/cli/top": "agent/cli/terminal shoal/client shoal/client/http",
     "agent/cli/terminal": "shoal/client shoal/client/http",
     "agent": """agent/bootstrap agent/config agent/delivery agent/durable agent/events agent/host agent/http
-        agent/http/admission agent/members agent/partition agent/peers agent/placement agent/process
-        agent/routing agent/service agent/settings agent/tls agent/topics membership/interface membership/serf
-        membership/wire replication segment_store/disk segment_store/errors shoal/__init__""",
+        agent/http/admission agent/issuer agent/members agent/partition agent/peers agent/placement
+        agent/process agent/routing agent/service agent/settings agent/tls agent/topics
+        membership/interface membership/serf membership/wire replication segment_store/disk
+        segment_store/errors shoal/__init__""",
     "agent/service": """agent/config agent/delivery agent/durable agent/events agent/fetch agent/groups
         agent/host agent/interface agent/members agent/partition agent/peers agent/placement agent/process
         agent/receive agent/routing agent/submission agent/table agent/topics membership/interface
@@ -151,6 +152,7 @@ ROOMS = {
     "agent/levels": "",
     "agent/security": "",
     "agent/tls": "agent/process agent/tls_settings",
+    "agent/issuer": "agent/process",
     "agent/events": "agent/process",
     "agent/process": "agent/config agent/settings segment_store/errors",
     "agent/log_lines": "",

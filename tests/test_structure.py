@@ -38,11 +38,13 @@ OWNERS = {
         "shoal/spark/write/writers.py",
     },
     "zeroconf": {"membership/net/mdns.py"},
-    "cryptography": {"membership/wire/sealing.py", "agent/tls/"},
+    "cryptography": {"membership/wire/sealing.py", "agent/tls/", "agent/security/jwt_keys.py"},
+    "jwt": {"agent/security/jwt.py"},
     "typer": {"agent/cli/"},
     "rich": {"agent/cli/"},
     "aiohttp": {
         "agent/http/",
+        "agent/issuer/key_source.py",
         "agent/peers/links.py",
         "agent/service/broker.py",
         "agent/bootstrap/introduction.py",
@@ -56,6 +58,8 @@ OWNERS = {
 # Files that decide: no clock, no chance, no input or output (ARCHITECTURE.md: "calling convention").
 PURE = (
     "replication/*.py",
+    "agent/security/jwt.py",
+    "agent/security/jwt_keys.py",
     "membership/swim/core.py",
     "membership/swim/suspicion.py",
     "membership/swim/prober.py",

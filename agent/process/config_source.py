@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.agent.config import SETTINGS, AgentConfig, ConfigError, all_given
+from shoal.agent.security.jwt_settings import is_url
 from shoal.agent.settings import FILE_SECTION, outside_of_section
 
 FILE_BYTES_MAX = 1 << 20
 PIPE_SECONDS_MAX = 30.0
+PATHS = ("tls_cert", "tls_key", "tls_ca", "jwt_keys")
 """From a pipe, to its end: a secret's store may be asked for what comes out of it."""
 
 
@@ -86,7 +88,7 @@ def _from_its_place(settings: dict[str, Any], directory: str) -> dict[str, Any]:
         return settings
     for key, value in section.items():
         name = key.replace("-", "_")
-        if isinstance(value, str) and value and name in ("tls_cert", "tls_key", "tls_ca"):
+        if isinstance(value, str) and value and name in PATHS and not is_url(value):
             section[key] = os.path.join(directory, value)
         elif isinstance(value, str) and value[1:] and value[0] == "@" and name == "gossip_key":
             section[key] = f"@{os.path.join(directory, value[1:])}"

@@ -16,10 +16,11 @@ from collections.abc import Callable
 from typing import Final
 
 from shoal.agent.security.access import ANONYMOUS, Identity, PeerCertificate, Proof
+from shoal.agent.security.jwt import Verifier, is_jwt
 from shoal.agent.security.needs import Need
 from shoal.agent.security.principals import BOOTSTRAP, Place, Security
 from shoal.agent.security.rules import Rule, allowed
-from shoal.agent.security.tokens import Token, TokenError, same_hash, token_of_header
+from shoal.agent.security.tokens import Token, TokenError, bearer_of_header, parse_token, same_hash
 from shoal.errors import ShoalError
 
 CLOCK_BACK_MAX_MS: Final = 3_600_000
@@ -39,15 +40,18 @@ class Judge:
         tell_first: Callable[[str], None] = lambda _: None,
         *,
         is_new: bool = False,
+        jwts: Verifier | None = None,
     ) -> None:
         """`state`: as the catalog has it now; None before this agent knows a catalog. `first_token`: the hash
         of the token that counts as administrator until there is one. `tell_first`: called with its id, each
-        time that it is used. `is_new`: the agent started without a cluster, where that token counts too."""
+        time that it is used. `is_new`: the agent started without a cluster, where that token counts too.
+        `jwts`: None where no issuer of JWTs is believed."""
         self._state = state
         self._first_token = first_token
         self._tell_first = tell_first
         self._is_new = is_new
-        self._seen: tuple[Place, bool] | None = None
+        self._jwts = jwts
+        self._seen: tuple[tuple[Place, bool] | None, int] | None = None
         self._version = 0
         self._latest_ms = 0
         self._rules: dict[tuple[str, tuple[str, ...]], tuple[Rule, ...]] = {}
@@ -57,9 +61,12 @@ class Judge:
 
     @property
     def version(self) -> int:
-        """Another number with each change of principals, roles or tokens."""
+        """Another number with each change of principals, roles or tokens, and of the keys of JWTs."""
         state = self._state()
-        now = None if state is None else (state.changed, state.is_settled)
+        now = (
+            None if state is None else (state.changed, state.is_settled),
+            0 if self._jwts is None else self._jwts.version,
+        )
         if now != self._seen:
             self._seen = now
             self._version += 1
@@ -72,12 +79,17 @@ class Judge:
         """A token counts before a certificate: an agent that passes a request on shows its client's. Raises
         ShoalError unauthenticated."""
         if authorization is not None:
-            try:
-                token = token_of_header(authorization)
-            except TokenError as error:
-                raise ShoalError("unauthenticated", str(error)) from None
             if not 0 <= self._latest_ms - now_ms <= CLOCK_BACK_MAX_MS:
                 self._latest_ms = now_ms
+            try:
+                text = bearer_of_header(authorization)
+                if is_jwt(text):
+                    if self._jwts is None:
+                        raise ShoalError("unauthenticated", "this agent takes no JWTs: it has no jwt_issuer")
+                    return self._jwts.identify(text, self._latest_ms)
+                token = parse_token(text)
+            except TokenError as error:
+                raise ShoalError("unauthenticated", str(error)) from None
             return self._bearer(token, self._latest_ms)
         if certificate is None:
             return Identity(ANONYMOUS, Proof.NONE)

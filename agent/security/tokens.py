@@ -77,9 +77,14 @@ def parse_token(text: str) -> Token:
 
 def token_of_header(authorization: str) -> Token:
     """The token in the value of a header `Authorization`. Raises TokenError, and nothing else."""
+    return parse_token(bearer_of_header(authorization))
+
+
+def bearer_of_header(authorization: str) -> str:
+    """The credential in it, unread. Raises TokenError, and nothing else."""
     if authorization[: len(_BEARER)].lower() != _BEARER:
         raise TokenError("the header Authorization has to be `Bearer TOKEN`, once")
-    return parse_token(authorization[len(_BEARER) :])
+    return authorization[len(_BEARER) :]
 
 
 def hash_from_text(text: str) -> bytes:

@@ -1,0 +1,76 @@
+"""The settings of JWTs: whose they are, for whom, and where the issuer's keys stand.
+
+Law of this file: pure. Keys are read elsewhere (agent/issuer/key_source.py).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+TEXT_CHARACTERS_MAX = 512
+SCHEMES = ("http://", "https://")
+
+
+@dataclass(frozen=True, slots=True)
+class JwtSettings:
+    """JWTs of one issuer: none are taken without the first three. `jwt_keys`: a path, or a URL."""
+
+    jwt_issuer: str | None = None
+    jwt_audience: str | None = None
+    jwt_keys: str | None = None
+    jwt_principal_claim: str = "sub"
+    jwt_roles_claim: str | None = None
+
+    @property
+    def takes_jwts(self) -> bool:
+        return self.jwt_issuer is not None
+
+    def jwt_fault(self) -> str | None:
+        """The sentence that refuses them, which shows no URL: it could have a password. None for none."""
+        needed = {
+            "jwt_issuer": self.jwt_issuer,
+            "jwt_audience": self.jwt_audience,
+            "jwt_keys": self.jwt_keys,
+        }
+        missing = [name for name, value in needed.items() if value is None]
+        has_claims = self.jwt_roles_claim is not None or self.jwt_principal_claim != "sub"
+        if missing and (has_claims or len(missing) < len(needed)):
+            return (
+                f"JWTs need an issuer, an audience and keys, and {' and '.join(missing)} is missing: give all"
+                " three, or leave out every jwt_ setting"
+            )
+        claims = {
+            "jwt_principal_claim": self.jwt_principal_claim,
+            "jwt_roles_claim": self.jwt_roles_claim,
+        }
+        for name, value in {**needed, **claims}.items():
+            if value is not None and not (0 < len(value) <= TEXT_CHARACTERS_MAX and value.isprintable()):
+                return f"{name} is not 1 to {TEXT_CHARACTERS_MAX} printable characters"
+        return None if self.jwt_keys is None or not is_url(self.jwt_keys) else url_fault(self.jwt_keys)
+
+
+def is_url(place: str) -> bool:
+    """Whether keys are fetched from there; else it is a file's path."""
+    return place.lower().startswith(SCHEMES)
+
+
+def url_fault(url: str) -> str | None:
+    """The sentence that refuses it. A password in it is not repeated."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host:
+        return "jwt_keys is not a URL with a host: give that of the issuer's key set (jwks_uri)"
+    if parts.username is not None or parts.password is not None or parts.fragment:
+        return "jwt_keys has a user, a password or a fragment: key sets are public, leave it out"
+    try:
+        is_this_host = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_this_host = host == "localhost"
+    if parts.scheme.lower() == "http" and not is_this_host:
+        return "jwt_keys is fetched in the open, so anybody between could give keys: use https://, or a file"
+    return None
