@@ -91,6 +91,7 @@ class Node:
         flags: dict[str, object] = {
             "data": DATA,
             "bind": self.address,
+            "insecure": not self.address.startswith("127."),
             "http_port": HTTP_PORT,
             "gossip_port": GOSSIP_PORT,
             "mdns": False,
