@@ -201,6 +201,7 @@ def bad_forms(now_s: int) -> dict[str, str]:
         nested = [nested]
     head, body, signature = signed(good).split(".")
     return {
+        "a header of 300 lists": signed(good, x=nested),
         "300 nested claims": signed(claims(now_s, deep=nested)),
         "a thousand lists": signed(
             (json.dumps(good)[:-1] + ',"x":' + "[" * 1_000 + "]" * 1_000 + "}").encode()

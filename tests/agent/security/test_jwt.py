@@ -100,6 +100,7 @@ def test_the_refusals_say_what_is_wrong() -> None:
         "expired": "has expired",
         "expires in a million years": "over 24 hours",
         "not before an hour": "not valid yet (nbf)",
+        "a header of 300 lists": "over 16 objects and lists",
         "300 nested claims": "over 64 objects and lists",
         "no principal": "claim sub is no name of a principal",
         "17 roles": "over 16 roles",
