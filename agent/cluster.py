@@ -294,7 +294,7 @@ def _make_catalog(node: Node, host: Host, record: ClusterRecord) -> CatalogServi
         found = node.broker.catalog_leader()
         return None if found is None else found.agent_id
 
-    return CatalogService(
+    catalog = CatalogService(
         local=LocalCatalog(record, host, partial(save_cluster, node.directory.disk, node.config.data)),
         groups=host,
         peers=node.roster,
@@ -304,3 +304,5 @@ def _make_catalog(node: Node, host: Host, record: ClusterRecord) -> CatalogServi
         now_us=node.clock.now_us,
         levels=node.levels,
     )
+    catalog.is_current = not node.config.asks_for_credentials
+    return catalog

@@ -74,7 +74,6 @@ from shoal.agent.tls.contexts import TlsError, make_contexts
 from shoal.agent.tls.listener import TlsListener
 from shoal.agent.tls.names import names_host
 from shoal.agent.tls.reload import Renewal, TlsState
-from shoal.agent.topics.catalog import Catalog
 from shoal.lookup import Lookup
 from shoal.membership.interface import Gossip, MemberEvent
 from shoal.membership.serf.snapshot import Snapshot
@@ -314,13 +313,11 @@ def _make_links(
 
 
 def _access(node: Node) -> Access:
-    """The judge of this agent's requests. Before it has opened its catalog, the state that it had at last is
-    the one that counts."""
-    config, record = node.config, node.directory.record
+    """The judge of this agent's requests. Nothing is judged by the file of the last run alone: a crash may
+    have come before the last changes were saved."""
+    config = node.config
     if not config.asks_for_credentials:
         return OpenAccess()
-    if record is not None:
-        node.broker.security_before = Catalog.from_bytes(record.catalog).security
 
     def tell_first(token_id: str) -> None:
         seldom.warning(
@@ -330,8 +327,12 @@ def _access(node: Node) -> Access:
             extra=about("first-token-used"),
         )
 
-    is_new = node.identity.cluster_id is None
+    was_without_cluster = node.identity.cluster_id is None
     jwts = None if node.issuer is None else node.issuer.verifier
+
+    def is_new() -> bool:
+        return was_without_cluster and node.broker.is_alone
+
     return Judge(
         lambda: node.broker.security, config.security.first_token, tell_first, is_new=is_new, jwts=jwts
     )

@@ -39,13 +39,13 @@ class Judge:
         first_token: bytes | None = None,
         tell_first: Callable[[str], None] = lambda _: None,
         *,
-        is_new: bool = False,
+        is_new: Callable[[], bool] = lambda: False,
         jwts: Verifier | None = None,
     ) -> None:
-        """`state`: as the catalog has it now; None before this agent knows a catalog. `first_token`: the hash
-        of the token that counts as administrator until there is one. `tell_first`: called with its id, each
-        time that it is used. `is_new`: the agent started without a cluster, where that token counts too.
-        `jwts`: None where no issuer of JWTs is believed."""
+        """`state`: as the catalog has it now; None before this agent knows a current one. `first_token`: the
+        hash of the token that counts as administrator until there is one. `tell_first`: called with its id,
+        each time that it is used. `is_new`: whether the agent has no cluster yet, where that token counts
+        too. `jwts`: None where no issuer of JWTs is believed."""
         self._state = state
         self._first_token = first_token
         self._tell_first = tell_first
@@ -121,7 +121,7 @@ class Judge:
         )
 
     def _first_counts(self, state: Security | None) -> bool:
-        if state is None and not self._is_new:
+        if state is None and not self._is_new():
             raise _not_ready()
         return state is None or not state.is_settled
 

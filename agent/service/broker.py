@@ -64,8 +64,6 @@ class Broker(GroupService, TableService, LevelService, SecurityAdmin):
         self._event_sources = event_sources
         self.keys = KeyService(roster.gossip)
         self.catalog_birth: tuple[str, ...] = ()
-        self.security_before: Security | None = None
-        """The principals that this agent knew when it started."""
         self._links = links
         self._started_ms = clock.now_ms()
         self.started_at = format_time(clock.now_us())  # of the wall: compared between hosts
@@ -74,9 +72,14 @@ class Broker(GroupService, TableService, LevelService, SecurityAdmin):
 
     @property
     def security(self) -> Security | None:
-        """Principals, roles and tokens as they are known here; None for an agent that knows no catalog."""
+        """Principals, roles and tokens; None while those known here may be from before a crash."""
         cluster = self._cluster
-        return cluster.topics.security if isinstance(cluster, Joined) else self.security_before
+        return cluster.topics.security if isinstance(cluster, Joined) and cluster.catalog.is_current else None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this agent works for no cluster yet."""
+        return not isinstance(self._cluster, Joined)
 
     def now_us(self) -> int:
         """Since the epoch, by the agent's clock."""

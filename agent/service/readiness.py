@@ -32,6 +32,8 @@ def catalog_check(
     newest = max(versions, default=NO_VERSION)
     if service.catalog.version < newest:
         return f"at version {service.catalog.version} of {newest}"
+    if not service.is_current:
+        return "principals are not compared with those of the catalog's leader yet"
     return "ok"
 
 

@@ -218,7 +218,8 @@ class SecurityAdmin(TopicService):
     async def _proposed(
         self, service: CatalogService, command: SecurityCommand, name: str, timeout_ms: int
     ) -> bool:
-        """Durable, and told to the live members, once this returns. False: another change came first."""
+        """Durable, told to the live members, and saved in the file that a crash leaves, once this returns.
+        False: another change came first."""
         await self._let_level_rise(service, command, "a change of principals, roles and tokens")
         outcome = (await service.propose(command, timeout_ms)).outcome
         if outcome in ("other-version", "name-taken"):
@@ -227,6 +228,7 @@ class SecurityAdmin(TopicService):
             code, text = REFUSALS[outcome]
             raise ShoalError(code, text.format(name))
         await service.exchange.tell_peers()
+        await service.saved_security(timeout_ms)
         return True
 
     def _completed(self, by: AskedBy) -> AskedBy:

@@ -82,6 +82,18 @@ class CatalogExchange:
             except (PeerUnavailable, PeerRequestFailed) as error:
                 logger.debug("_catalog: %s has not confirmed the version: %s", agent_name(peer), error)
 
+    async def ask_version(self, peer: str) -> CatalogVersion | None:
+        """The version that a peer has now; None where it does not say."""
+        mine = self._local.published.to_bytes()
+        try:
+            answer = await self._peers.request(peer, PeerMessage.CATALOG_AWAIT, mine, 2 * AWAIT_MS)
+            version = decode_version(answer)
+        except (PeerUnavailable, PeerRequestFailed, PeerMessageError) as error:
+            logger.debug("_catalog: %s has not told its version: %s", agent_name(peer), error)
+            return None
+        self.on_hint(peer, answer)
+        return version
+
     # ---- requests and hints of peers -------------------------------------------------------------
 
     async def on_pull(self, _peer: str, payload: bytes) -> bytes:
@@ -98,10 +110,11 @@ class CatalogExchange:
         return Piece(version, len(data), data[start : start + PIECE_BYTES]).to_bytes()
 
     async def on_await(self, peer: str, payload: bytes) -> bytes:
-        """Answer when this agent has reached the version, or cannot in time."""
+        """Answer when this agent has reached the version, with its principals saved, or cannot in time."""
         self.on_hint(peer, payload)
-        await self._local.wait_published(decode_version(payload), AWAIT_MS)
-        return self._local.published.to_bytes()
+        local, version = self._local, decode_version(payload)
+        await local.wait_until(lambda: local.published >= version and local.has_saved_security(), AWAIT_MS)
+        return local.published.to_bytes()
 
     def on_hint(self, peer: str, payload: bytes) -> None:
         """A voter has a newer version. Raises PeerMessageError."""

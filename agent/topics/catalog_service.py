@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from shoal.agent.durable.catalog_version import EPOCH_RANDOM_BITS, epoch_of, recoveries
@@ -26,6 +27,7 @@ from shoal.agent.log_lines.schema import about
 from shoal.agent.members.roster import Roster
 from shoal.agent.partition.plan import Plan, StateMachine
 from shoal.agent.partition.state.retention import Retention
+from shoal.agent.partition.status import ServingState
 from shoal.agent.peers.messages import PeerMessage, decode_topic_id
 from shoal.agent.process.clock import is_set_within
 from shoal.agent.process.errors import StartError
@@ -60,6 +62,10 @@ SAVE_LATER_S = 1.0
 RETRY_S_MIN = 0.2
 RETRY_S_MAX = 10.0
 CONFIRM_TIMEOUT_MS = 5_000
+CUT_OFF_S = 5.0
+"""An agent that starts waits so long for the catalog's leader, several elections, before it judges by what it
+knows. A revocation may take as long to an agent that is heard."""
+CURRENT_POLL_MS = 100
 CATALOG_RETENTION = Retention(size_bytes=4 * 2**20)
 """Some thousand commands. Only a voter that lags reads them; nothing is trimmed that the saved state
 lacks."""
@@ -97,6 +103,9 @@ class CatalogService:
         self.local = local
         self.exchange = CatalogExchange(self.local, peers, rng, self.leads, levels)
         self.halted: str | None = None
+        self.is_current = True
+        """Whether requests may be judged by the state here, or it may be from before a crash. Where it is
+        False before run(), it becomes True with all that the leader has, or else with all of the own log."""
         self.sealed = asyncio.Event()
         self.changing = asyncio.Lock()
         """Held while replicas are opened or deleted: one task at a time decides what is here."""
@@ -184,10 +193,48 @@ class CatalogService:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._carry_out_for_ever())
                 tasks.create_task(self._follow_for_ever())
+                if not self.is_current:
+                    tasks.create_task(self._become_current())
                 await self._outgrown.wait()
                 raise StartError(f"cluster {self.local.record.cluster}: {self.halted}")
         finally:
             self._save_no_later()
+
+    async def _become_current(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CUT_OFF_S):
+                while not await self._has_all_of_leader():
+                    await self._watch.wait_next(CURRENT_POLL_MS)
+        while not self._has_all_of_own_log():
+            await self._watch.wait_next(CURRENT_POLL_MS)
+        self.is_current = True
+        self._watch.changed()
+
+    async def _has_all_of_leader(self) -> bool:
+        leader = self.leader()
+        if leader is None:
+            return False
+        if leader != self._peers.agent_id:
+            version = await self.exchange.ask_version(leader)
+            return version is not None and self.local.published >= version and not self.local.astray
+        if self.local.is_between_epochs():
+            return False  # _begin_epoch_if_leading() ends that
+        try:
+            await self._apply_committed(CONFIRM_TIMEOUT_MS)
+        except ShoalError as error:
+            logger.debug("_catalog: its leader here is not confirmed yet: %s", error)
+            return False
+        return True
+
+    def _has_all_of_own_log(self) -> bool:
+        """As far as it is known to be committed. A replica that does not serve tells nothing; neither does a
+        log that goes on from another state."""
+        if self.halted is not None:
+            return False
+        if not self._groups.has(CATALOG_GROUP) or self.local.astray or self.local.is_between_epochs():
+            return True
+        status = self._groups.status(CATALOG_GROUP)
+        return status.state is not ServingState.ACTIVE or self.catalog.offset >= status.high_watermark
 
     # ---- applying -----------------------------------------------------------------------------------------
 
@@ -375,6 +422,12 @@ class CatalogService:
             await self._begin_epoch(CONFIRM_TIMEOUT_MS)
         except ShoalError as error:
             seldom.info("_catalog: cannot begin the recovered epoch yet, trying again: %s", error)
+
+    async def saved_security(self, timeout_ms: int) -> None:
+        """Return once principals, roles and tokens as they are here would survive a crash. ShoalError timeout
+        otherwise."""
+        if not await self.local.wait_until(self.local.has_saved_security, timeout_ms):
+            raise ShoalError("timeout", "committed, but not saved here in time", definite=False)
 
     # ---- carrying out ----------------------------------------------------------------------------
 

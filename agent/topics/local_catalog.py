@@ -37,6 +37,7 @@ class LocalCatalog:
         self._changed = asyncio.Event()
         self._encoded = (self.catalog.version, record.catalog)
         self._saved = (self.catalog.version, record.level)
+        self._saved_security = self.catalog.security.changed
 
     @property
     def level(self) -> Level:
@@ -67,6 +68,11 @@ class LocalCatalog:
         is_of_this_log = saved.epoch == self.catalog.epoch and not self.is_between_epochs()
         return saved.offset if is_of_this_log else 0
 
+    def has_saved_security(self) -> bool:
+        """Whether the copy on disk has the principals, roles and tokens of the state here. A token of which
+        somebody was told that it is revoked may not come back after a crash."""
+        return self._saved_security == self.catalog.security.changed
+
     def lacks_trimmed_commands(self) -> bool:
         """The copy of the state that made them dispensable was lost."""
         groups = self._groups
@@ -94,16 +100,19 @@ class LocalCatalog:
         between = self.is_between_epochs()
         if not between:
             self.published = self.catalog.version
+        self._tell_waiting()
+        return not between
+
+    def _tell_waiting(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-        return not between
 
     async def wait_published(self, version: CatalogVersion, timeout_ms: int) -> bool:
         """True once peers may be told of a state that is at least that version."""
         return await self.wait_until(lambda: self.published >= version, timeout_ms)
 
     async def wait_until(self, condition: Callable[[], bool], timeout_ms: int) -> bool:
-        """True once it holds after a change."""
+        """True once it holds, which is looked at after each change and each save of principals."""
         try:
             async with asyncio.timeout(timeout_ms / 1_000):
                 while not condition():
@@ -126,6 +135,10 @@ class LocalCatalog:
         Before they are deleted: a restart from a state that still had the topic would give birth to a replica
         without its memory. Raises OSError."""
         while (present := (self.catalog.version, self.level)) != self._saved:  # it may change meanwhile
+            security = self.catalog.security.changed
             record = self.record = replace(self.record, catalog=self.encode()[1], level=self.level)
             await self._save(record)
             self._saved = present
+            if security != self._saved_security:
+                self._saved_security = security
+                self._tell_waiting()

@@ -37,6 +37,9 @@ class InstantCatalog:
     async def tell_peers(self) -> None:
         self.told += 1
 
+    async def saved_security(self, timeout_ms: int) -> None:
+        """At once: there is no file."""
+
 
 class InstantAdmin(SecurityAdmin):
     """The real service, beside nothing else of an agent."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shoal.agent.cluster import Cluster
 from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, Token, make_token
 from shoal.agent.topics.cluster_file import FILE_NAMES
 from tests.agent.agents import Running, agents_in, eventually
@@ -134,36 +136,59 @@ async def is_refused(members: list[Running], token: Token | str) -> bool:
 
 
 @pytest.mark.slow
-async def test_an_agent_that_starts_again_knows_its_principals_at_once(tmp_path: Path) -> None:
-    """By its own file: the first token does not come back, and other tokens are not refused meanwhile."""
+async def test_an_agent_that_starts_again_knows_its_principals_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed as it answers, or with the files of before: tokens that were revoked and the first one do
+    not come back, and others are not refused meanwhile."""
+    files = [tmp_path / "a" / name for name in FILE_NAMES]
+    may_open, start = asyncio.Event(), Cluster.start
+
+    async def start_later(cluster: Cluster, parts: AsyncExitStack) -> None:
+        await may_open.wait()
+        await start(cluster, parts)
+
     async with agents_in(tmp_path) as agents:
         agent = await agents.alone("a", **ASKED)
+        before = [file.read_bytes() for file in files]
         admin = await made(agent, "ann", roles=["admin"])
-        assert (await call(agent, admin, "GET", "/v1/principals"))[0] == 200
-        files = [tmp_path / "a" / name for name in FILE_NAMES]
+        revoked = await made(agent, "bob", by=admin, roles=["admin"])
+        assert all(revoked.split("_")[1].encode() in file.read_bytes() for file in files), "it was answered"
+        with_both = [file.read_bytes() for file in files]
+        status, _ = await call(agent, admin, "DELETE", f"/v1/tokens/{revoked.split('_')[1]}")
+        assert status == 204
+        monkeypatch.setattr(Cluster, "start", start_later)
+        for kept in (None, before, with_both):
+            await agent.crash()
+            agents.running.clear()
+            for file, data in zip(files, kept or [file.read_bytes() for file in files], strict=True):
+                file.write_bytes(data)
+            may_open.clear()
+            agent = agents.start("a", **ASKED)
+            answers = await answers_at_start(agent, may_open, FIRST, revoked, admin)
+            assert {status for status, _ in answers[::3]} <= {401, 503}
+            assert {status for status, _ in answers[1::3]} <= {401, 503}
+            assert {status for status, _ in answers[2::3]} <= {200, 503}
+            assert [status for status, _ in answers[-3:]] == [401, 401, 200]
 
-        async def is_saved() -> bool:
-            return all(admin.split("_")[1].encode() in file.read_bytes() for file in files)
 
-        await eventually(is_saved)  # a moment after the answer; until then its log alone has the change
-        await agent.crash()
-        agents.running.clear()
-        again = agents.start("a", **ASKED)
-        answers: list[tuple[int, Any]] = []
+async def answers_at_start(
+    agent: Running, may_open: asyncio.Event, *tokens: Token | str
+) -> list[tuple[int, Any]]:
+    """To each of the tokens by turns, from before the agent opens its log until it is ready."""
+    answers: list[tuple[int, Any]] = []
 
-        async def answers_both() -> bool:
-            if again.agent.node is None:
-                return False
-            answers.append(await call(again, FIRST, "GET", "/v1/principals"))
-            answers.append(await call(again, admin, "GET", "/v1/principals"))
-            return again.ready.is_set()
+    async def answers_all() -> bool:
+        if agent.agent.node is None:
+            return False
+        is_last = agent.ready.is_set()
+        for token in tokens:
+            answers.append(await call(agent, token, "GET", "/v1/agent"))
+        may_open.set()
+        return is_last
 
-        await eventually(answers_both)
-        for status, document in answers:
-            assert status in (200, 401, 503), document
-        assert {status for status, _ in answers[::2]} == {401}
-        assert 401 not in {status for status, _ in answers[1::2]}
-        assert answers[-1][0] == 200
+    await eventually(answers_all)
+    return answers
 
 
 @pytest.mark.slow

@@ -157,7 +157,7 @@ def test_an_agent_that_knows_no_catalog_says_that_it_is_not_ready(is_new: bool) 
     """And not that a token is wrong, which clients would take for the last word. The first token counts at
     one that has no cluster, so that somebody can make it join."""
     state: Security | None = None
-    judge = Judge(lambda: state, FIRST.hash(), is_new=is_new)
+    judge = Judge(lambda: state, FIRST.hash(), is_new=lambda: is_new)
     client = judge.identify(None, PeerCertificate("bob", is_agent=False), 0)
     agent = judge.identify(None, PeerCertificate("a", is_agent=True), 0)
     assert judge.may(agent, ADMINISTER, "")

@@ -108,6 +108,7 @@ class FakeCatalog:
     race: Any = None
     """One, or several in their order, before one proposal each."""
     halted: str | None = None
+    is_current: bool = True
     local: Any = field(default_factory=lambda: SimpleNamespace(astray=False, level=FIRST_LEVEL))
     kept_replicas: Any = field(default_factory=lambda: SimpleNamespace(here=list))
     birth: tuple[str, ...] = (SELF,)
