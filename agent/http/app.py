@@ -92,7 +92,7 @@ class Dispatcher:
         assert isinstance(handler, HandedOver), "every request comes through a front"
         front = handler.front
         front.under_way = True
-        handler.operation = NO_OPERATION
+        handler.begin()
         status: int | str = ABORTED
         try:
             try:
@@ -121,6 +121,9 @@ class Dispatcher:
                 request.transport.abort()
             raise
         finally:
+            if handler.meter is not None:
+                handler.meter.came(request.content.total_bytes)
+                handler.meter.sent(request.writer.output_size)
             self._context.measures.answered(handler.operation, status)
             front.answer_ended(keep_alive=keep_alive)
 
@@ -140,6 +143,7 @@ class Dispatcher:
         handler.operation = route.operation.name
         certificate = handler.front.certificate
         asker = self._context.doorkeeper.admit(route.operation, arguments, headers, certificate)
+        handler.meter = asker.meter
         query = parse_query(raw_query, route.operation.parameter_names) if raw_query else NO_QUERY
         return await route.handler(Call(self._context, request, arguments, query, raw_query, asker))
 

@@ -34,6 +34,7 @@ from shoal.agent.http.core.forward import AUTHORIZATION
 from shoal.agent.http.core.leader import MOVING_CODES
 from shoal.agent.http.core.parameters import NO_QUERY
 from shoal.agent.http.core.problems import SERVER, problem_bytes
+from shoal.agent.http.core.request_quota import Meter
 from shoal.agent.http.core.respond import PIECE_BYTES, coalesced
 from shoal.agent.http.fetch.render import choose_media
 from shoal.agent.http.groups import receive
@@ -93,6 +94,11 @@ class ReceiveFront(Protocol):
     def transport(self) -> asyncio.Transport | None: ...
     @property
     def certificate(self) -> PeerCertificate | None: ...
+    @property
+    def meter(self) -> Meter | None: ...
+
+    def passed(self, size: int) -> None:
+        """So many bytes of the answer go."""
 
     async def drained(self) -> None:
         """Return when there is room for more to write. ConnectionResetError: the client has gone."""
@@ -214,6 +220,7 @@ class FastReceives:
         finally:
             gate.leave(len(body))
         asker = context.doorkeeper.asker(request, front.certificate)
+        asker.meter = front.meter
         call = PlainCall(context, request.headers, asker)
         return ReceiveRequest(call, Target(topic, group, partition), asked, is_arrow=request.is_arrow)
 
@@ -277,6 +284,7 @@ class OwnAnswer:
         if transport is None:
             raise ConnectionResetError("the client has gone")
         self._begun = True
+        self._front.passed(len(data))
         transport.write(data)
 
 

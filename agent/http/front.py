@@ -102,14 +102,14 @@ class Connection(Front):
 
     def __init__(self, shared: Shared, certificate: PeerCertificate | None = None) -> None:
         self._shared = shared
-        self.certificate = certificate
+        self.certificate, self.doorkeeper = certificate, shared.doorkeeper
         self._appends = shared.appends
         self.measures = shared.appends.context.measures
         self._http: HttpConnection[FastRequest | FastReceive | FastRow | RequestHead]
         self._http = HttpConnection(shared.request if certificate is None else shared.reader(certificate))
         self.transport: asyncio.Transport | None = None
         self._handler: HandedOver | None = None  # aiohttp's, once a request went there
-        self.under_way = False
+        self.under_way, self.meter = False, None
         self._paused = False  # the client does not read its answers
         self._held_back = False  # it was not read on, since it sends more than is held
         self._unread: bytearray | None = None  # of a connection whose place its head decides
@@ -263,7 +263,7 @@ class Connection(Front):
         start = request.lead_bytes - len(head)
         same = size >= len(head) and memory[start : request.lead_bytes] == head
         takes = not self._paused and self._http.state is ConnectionState.IDLE
-        takes = takes and self._shared.doorkeeper.is_allowed(request, self.certificate)
+        takes = takes and self.doorkeeper.is_allowed(request, self.certificate)
         if same and takes and self._admit(request, size - len(head)):
             self._http.begin(request)
             self._http.body_came(size - len(head))
@@ -281,7 +281,7 @@ class Connection(Front):
             head, request, body = received
             if isinstance(request, FastRequest) and self._receive_append(head, request, body):
                 pass
-            elif isinstance(request, FastReceive | FastRow) and len(body) == request.body_bytes:
+            elif isinstance(request, FastReceive | FastRow) and self.may_begin(request, len(body)):
                 if isinstance(request, FastReceive) or not self._take_row(head, request, bytes(body)):
                     assert self._receive is None
                     self._receive = self._shared.loop.create_task(self._serve(head, request, bytes(body)))
@@ -298,6 +298,7 @@ class Connection(Front):
 
     def _hand_over(self, data: bytes) -> None:
         """To aiohttp: bytes of one request, or all that comes on a connection that is its own."""
+        self.give_back()
         handler, transport = self._handler, self.transport
         if transport is None:
             return
@@ -338,7 +339,7 @@ class Connection(Front):
 
     def answer_ended(self, *, keep_alive: bool = True) -> None:
         """The answer was written whole, by aiohttp or here, or never will be."""
-        self.under_way = False
+        self.under_way, self.meter = False, None
         self._since_ms = self._shared.now_ms
         self._http.answered(keep_alive=keep_alive)
         if self._http.held:
@@ -401,8 +402,7 @@ class Connection(Front):
         if not left and gate.take(whole):
             self._begin(append)
         else:
-            # There is no room for it: aiohttp gets what has come, and says so in a way in which the client
-            # gets to read it.
+            # No room for it: aiohttp gets what has come, and says so in a way that the client gets to read.
             self._hand_over(append.as_it_came(whole - left))
 
     def _give_up_body(self) -> None:
@@ -427,6 +427,7 @@ class Connection(Front):
         answer = self._shared.rows.at_once(request)
         if answer is None or self.transport is None:
             return False
+        self.passed(len(answer))
         self.transport.write(answer)
         self.answer_ended()
         return True
@@ -462,18 +463,17 @@ class Connection(Front):
     def _begin(self, append: PendingAppend) -> None:
         assert self._append is None
         self._append = append
-        append.began_ns = time.monotonic_ns()
+        append.began_ns, request = time.monotonic_ns(), append.request
         try:
-            if isinstance(append.request, FastRow):
-                begun = self._shared.rows.begin(append.request, append.memory, append)
+            if isinstance(request, FastRow):
+                begun = self._shared.rows.begin(request, append.memory, append)
             else:
-                begun = self._appends.begin(append.request, append.memory, append)
+                begun = self.may_begin(request) and self._appends.begin(request, append.memory, append)
         except ShoalError as error:
             append.set_exception(error)
         except Exception:
-            topic = append.request.topic
-            facts = about("request-failed", topic=topic, request=append.request.operation)
-            logger.exception("topic %s: an append failed; this is a bug", topic, extra=facts)
+            facts = about("request-failed", topic=request.topic, request=request.operation)
+            logger.exception("topic %s: an append failed; this is a bug", request.topic, extra=facts)
             append.set_exception(ShoalError("internal", "the agent failed unexpectedly; its log says how"))
         else:
             if not begun:

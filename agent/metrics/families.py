@@ -148,6 +148,9 @@ _HTTP = (
     _gauge("shoal_http_waits_in_flight", "Long polls waiting for news."),
     _gauge("shoal_http_in_flight_bytes", "Bodies and answers held."),
     _counter("shoal_http_refused_total", "Requests refused as overload."),
+    _counter(
+        "shoal_quota_refused_total", "Requests refused for a quota, by the one that was used up.", "quota"
+    ),
 )
 _TLS = (
     _gauge(

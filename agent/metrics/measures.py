@@ -101,13 +101,15 @@ class Tally:
 
 
 class HttpMeasures:
-    """Of an agent's HTTP server. `requests`: answers by operation and status, of which the API has few."""
+    """Of an agent's HTTP server. `requests`: answers by operation and status, of which the API has few.
+    `quota_refusals`: by the quota that was used up."""
 
-    __slots__ = ("append", "requests")
+    __slots__ = ("append", "quota_refusals", "requests")
 
     def __init__(self) -> None:
         self.append = Histogram()
         self.requests: defaultdict[tuple[str, int | str], Tally] = defaultdict(Tally)
+        self.quota_refusals: Mapping[str, int] = {}
 
     def answered(self, operation: str, status: int | str) -> None:
         """One request is over."""

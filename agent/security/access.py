@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple, Protocol
 
 from shoal.agent.security.needs import Need
+from shoal.agent.security.quota import NO_QUOTAS, Quotas
 
 ANONYMOUS: Final = "anonymous"
 """The principal of a request without credentials. It has no rules unless somebody grants it some."""
@@ -71,6 +72,10 @@ class Access(Protocol):
         cluster."""
         ...
 
+    def quotas_of(self, identity: Identity) -> Quotas:
+        """Its limits a second; `version` is another one once they may be others."""
+        ...
+
 
 class OpenAccess:
     """Of an agent that asks nobody: on loopback, or where somebody said --insecure."""
@@ -85,3 +90,6 @@ class OpenAccess:
 
     def may(self, identity: Identity, wanted: Need, resource: str) -> bool:
         return True
+
+    def quotas_of(self, identity: Identity) -> Quotas:
+        return NO_QUOTAS

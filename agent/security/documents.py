@@ -1,7 +1,8 @@
 """The security state and its commands as JSON, in the catalog's log and in its copies.
 
 Law of this file: pure. Each document is read as it was written; anything else raises ValueError, and nothing
-else. Nothing of a token stands here but its hash.
+else. Nothing of a token stands here but its hash. `quotas` stands where there are some: level 6 has them from
+its beginning, and a document without them has none.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from shoal.agent.security.principals import (
     TokenEntry,
     check_principal,
 )
+from shoal.agent.security.quota import NO_QUOTAS, Quotas, quotas_from
 from shoal.agent.security.rules import Rule, check_role_name, rules_from_texts
 from shoal.agent.security.tokens import TOKEN_ID, hash_from_text
 
@@ -48,10 +50,11 @@ def command_document(command: SecurityCommand) -> dict[str, Any]:
     by = command.by
     document: dict[str, Any] = {"by": [by.principal, by.proof, by.address, by.at_ms, by.request]}
     match command:
-        case PutPrincipal(name, before, roles, rules):
+        case PutPrincipal(name, before, roles, rules, _, quotas):
             document |= {"name": name, "before": before, "roles": list(roles), "rules": _texts(rules)}
-        case PutRole(name, before, rules):
-            document |= {"name": name, "before": before, "rules": _texts(rules)}
+            document |= _of_quotas(quotas)
+        case PutRole(name, before, rules, _, quotas):
+            document |= {"name": name, "before": before, "rules": _texts(rules), **_of_quotas(quotas)}
         case DeletePrincipal(name, before) | DeleteRole(name, before):
             document |= {"name": name, "before": before}
         case MakeToken(principal, token_id, token_hash, expires_ms):
@@ -68,13 +71,14 @@ def command_from(operation: str, document: Mapping[str, Any]) -> SecurityCommand
     match operation:
         case "principal-put":
             name, roles, rules = _grants(document)
-            return PutPrincipal(name, _before(document), roles, rules, by)
+            return PutPrincipal(name, _before(document), roles, rules, by, _quotas(document))
         case "principal-delete":
             name = _text(document, "name")
             check_principal(name, ())
             return DeletePrincipal(name, _place(document.get("before")), by)
         case "role-put":
-            return PutRole(_role_name(document), _before(document), _rules(document), by)
+            role = _role_name(document)
+            return PutRole(role, _before(document), _rules(document), by, _quotas(document))
         case "role-delete":
             return DeleteRole(_role_name(document), _place(document.get("before")), by)
         case "token-make":
@@ -94,7 +98,12 @@ def state_document(state: Security) -> dict[str, Any]:
         "changed": state.changed,
         "settled": state.is_settled,
         "roles": [
-            {"name": role.name, "rules": _texts(role.rules), "version": role.version}
+            {
+                "name": role.name,
+                "rules": _texts(role.rules),
+                "version": role.version,
+                **_of_quotas(role.quotas),
+            }
             for _, role in sorted(state.roles.items())
         ],
         "principals": [
@@ -107,6 +116,7 @@ def state_document(state: Security) -> dict[str, Any]:
                     [token.id, token.hash.hex(), token.expires_ms, token.made_by, token.made_ms]
                     for token in entry.tokens
                 ],
+                **_of_quotas(entry.quotas),
             }
             for _, entry in sorted(state.principals.items())
         ],
@@ -120,11 +130,16 @@ def state_from(value: Any) -> Security:
     if type(is_settled) is not bool:
         raise ValueError("settled is true or false")
     roles = [
-        RoleEntry(_role_name(item), _rules(item), _place(item.get("version")))
+        RoleEntry(_role_name(item), _rules(item), _place(item.get("version")), _quotas(item))
         for item in map(_mapping, _list(document, "roles"))
     ]
     principals = [
-        Principal(*_grants(item), tuple(map(_token, _list(item, "tokens"))), _place(item.get("version")))
+        Principal(
+            *_grants(item),
+            tuple(map(_token, _list(item, "tokens"))),
+            _place(item.get("version")),
+            _quotas(item),
+        )
         for item in map(_mapping, _list(document, "principals"))
     ]
     return Security.of(principals, roles, _place(document.get("changed")), is_settled=is_settled)
@@ -134,6 +149,15 @@ def _grants(document: Mapping[str, Any]) -> tuple[str, tuple[str, ...], tuple[Ru
     name, roles = _text(document, "name"), _texts_in(document, "roles")
     check_principal(name, roles)
     return name, tuple(dict.fromkeys(roles)), _rules(document)
+
+
+def _of_quotas(quotas: Quotas) -> dict[str, Any]:
+    return {} if quotas == NO_QUOTAS else {"quotas": quotas.document()}
+
+
+def _quotas(document: Mapping[str, Any]) -> Quotas:
+    value = document.get("quotas")
+    return NO_QUOTAS if value is None else quotas_from(value)
 
 
 def _role_name(document: Mapping[str, Any]) -> str:

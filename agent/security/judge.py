@@ -19,6 +19,7 @@ from shoal.agent.security.access import ANONYMOUS, Identity, PeerCertificate, Pr
 from shoal.agent.security.jwt import Verifier, is_jwt
 from shoal.agent.security.needs import Need
 from shoal.agent.security.principals import BOOTSTRAP, Place, Security
+from shoal.agent.security.quota import NO_QUOTAS, Quotas
 from shoal.agent.security.rules import Rule, allowed
 from shoal.agent.security.tokens import Token, TokenError, bearer_of_header, parse_token, same_hash
 from shoal.errors import ShoalError
@@ -55,6 +56,7 @@ class Judge:
         self._version = 0
         self._latest_ms = 0
         self._rules: dict[tuple[str, tuple[str, ...]], tuple[Rule, ...]] = {}
+        self._quotas: dict[tuple[str, tuple[str, ...]], Quotas] = {}
 
     def __repr__(self) -> str:
         return f"Judge(version={self._version} {self._state()})"
@@ -71,6 +73,7 @@ class Judge:
             self._seen = now
             self._version += 1
             self._rules.clear()
+            self._quotas.clear()
         return self._version
 
     def identify(
@@ -133,6 +136,22 @@ class Judge:
         if identity.principal == BOOTSTRAP and identity.proof is Proof.TOKEN:
             return self._first_counts(self._state())
         return allowed(self._rules_of(identity), wanted, resource)
+
+    def quotas_of(self, identity: Identity) -> Quotas:
+        """Agents have none, nor has the first token."""
+        state = self._state()
+        if state is None or identity.proof in (Proof.AGENT, Proof.OPEN):
+            return NO_QUOTAS
+        version = self.version  # forgets them where the state is another one
+        assert version > 0
+        key = identity.principal, identity.roles
+        quotas = self._quotas.get(key)
+        if quotas is None:
+            quotas = state.quotas_of(*key)
+            if len(self._quotas) >= REMEMBERED_MAX:
+                self._quotas.clear()
+            self._quotas[key] = quotas
+        return quotas
 
     def _rules_of(self, identity: Identity) -> tuple[Rule, ...]:
         state = self._state()

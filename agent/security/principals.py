@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
 from shoal.agent.security.access import ANONYMOUS, Proof
+from shoal.agent.security.quota import NO_QUOTAS, Quotas, joined
 from shoal.agent.security.rules import ADMINISTER, Rule, RuleError, allowed, built_in_role, check_role_name
 
 PRINCIPALS_MAX: Final = 10_000
@@ -75,13 +76,14 @@ class TokenEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """`version`: the place of the command that gave it these roles and rules."""
+    """`version`: the place of the command that gave it these roles, rules and quotas."""
 
     name: str
     roles: tuple[str, ...]
     rules: tuple[Rule, ...]
     tokens: tuple[TokenEntry, ...]
     version: Place
+    quotas: Quotas = NO_QUOTAS
 
     def has_live_token(self, now_ms: int) -> bool:
         return any(token.is_live(now_ms) for token in self.tokens)
@@ -89,19 +91,21 @@ class Principal:
     def cost(self) -> int:
         """At least its bytes in a state."""
         names = len(self.name) + sum(len(role) + _NAME_COST for role in self.roles)
-        return _PRINCIPAL_COST + names + _rules_cost(self.rules) + sum(item.cost() for item in self.tokens)
+        own = _PRINCIPAL_COST + names + _rules_cost(self.rules) + self.quotas.cost()
+        return own + sum(item.cost() for item in self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleEntry:
-    """A named list of rules. `version`: as that of a principal."""
+    """A named list of rules, and quotas of those who have it. `version`: as that of a principal."""
 
     name: str
     rules: tuple[Rule, ...]
     version: Place
+    quotas: Quotas = NO_QUOTAS
 
     def cost(self) -> int:
-        return _PRINCIPAL_COST + len(self.name) + _rules_cost(self.rules)
+        return _PRINCIPAL_COST + len(self.name) + _rules_cost(self.rules) + self.quotas.cost()
 
 
 def _rules_cost(rules: Iterable[Rule]) -> int:
@@ -120,6 +124,7 @@ class PutPrincipal:
     roles: tuple[str, ...]
     rules: tuple[Rule, ...]
     by: AskedBy
+    quotas: Quotas = NO_QUOTAS
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +144,7 @@ class PutRole:
     before: Place | None
     rules: tuple[Rule, ...]
     by: AskedBy
+    quotas: Quotas = NO_QUOTAS
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +249,14 @@ class Security:
         names = (*(() if entry is None else entry.roles), *more_roles)
         return (*own, *(rule for name in names for rule in self.rules_of_role(name) or ()))
 
+    def quotas_of(self, principal: str, more_roles: Iterable[str] = ()) -> Quotas:
+        """Its own, and those of its roles, of which the most generous counts."""
+        entry = self.principals.get(principal)
+        own = NO_QUOTAS if entry is None else entry.quotas
+        names = (*(() if entry is None else entry.roles), *more_roles)
+        roles = (self.roles.get(name) for name in names)
+        return joined(own, (role.quotas for role in roles if role is not None))
+
     def rules_of_role(self, name: str) -> tuple[Rule, ...] | None:
         """None for a role that does not exist."""
         if (role := self.roles.get(name)) is not None:
@@ -292,7 +306,7 @@ class Security:
         if any(self.rules_of_role(role) is None for role in command.roles):
             return "unknown-role"
         tokens = () if former is None else former.tokens
-        entry = Principal(command.name, command.roles, command.rules, tokens, place)
+        entry = Principal(command.name, command.roles, command.rules, tokens, place, command.quotas)
         if self._is_last(command.name, entry, command.by.at_ms):
             return "last-administrator"
         return self._put(entry)
@@ -357,7 +371,7 @@ class Security:
             return refused
         if former is None and len(self.roles) >= ROLES_MAX:
             return "too-many-roles"
-        role = RoleEntry(command.name, command.rules, place)
+        role = RoleEntry(command.name, command.rules, place, command.quotas)
         grown = role.cost() - (0 if former is None else former.cost())
         if grown > 0 and self.cost + grown > MAX_SECURITY_COST:
             return "full"

@@ -30,6 +30,7 @@ from shoal.agent.security.principals import (
     TokenEntry,
     check_principal,
 )
+from shoal.agent.security.quota import NO_QUOTAS, QuotaError, Quotas, quotas_from
 from shoal.agent.security.rules import (
     BUILT_IN,
     RuleError,
@@ -94,11 +95,13 @@ class SecurityAdmin(TopicService):
     async def put_principal(
         self, name: str, body: Mapping[str, Any] | None, by: AskedBy, timeout_ms: int, if_version: str | None
     ) -> tuple[bool, Json]:
-        """PUT: True when this call made it. It has the roles and rules of the body, and no others.
+        """PUT: True when this call made it. It has the roles, rules and quotas of the body, and no
+        others.
 
         ShoalError bad-request, settings-changed, unknown-role, last-administrator, catalog-full,
         level-too-low, not-leader, no-leader, timeout.
         """
+        quotas, body = _quotas_in(body)
         roles, texts = _lists_in(body, "roles", "rules")
         try:
             check_principal(name, roles)
@@ -108,9 +111,11 @@ class SecurityAdmin(TopicService):
         roles = list(dict.fromkeys(roles))
 
         def change(known: Principal | None, by: AskedBy) -> SecurityCommand | None:
-            if known is not None and (list(known.roles), known.rules) == (roles, rules):
+            present = known and (list(known.roles), known.rules, known.quotas)
+            if present == (roles, rules, quotas):
                 return None
-            return PutPrincipal(name, None if known is None else known.version, tuple(roles), rules, by)
+            version = None if known is None else known.version
+            return PutPrincipal(name, version, tuple(roles), rules, by, quotas)
 
         service = await self._current_catalog(timeout_ms)
         made = await self._changed(service, _principals, name, change, by, timeout_ms, if_version)
@@ -131,6 +136,7 @@ class SecurityAdmin(TopicService):
         self, name: str, body: Mapping[str, Any] | None, by: AskedBy, timeout_ms: int, if_version: str | None
     ) -> tuple[bool, Json]:
         """PUT: as put_principal; role-built-in."""
+        quotas, body = _quotas_in(body)
         (texts,) = _lists_in(body, "rules")
         _require_own(name)
         try:
@@ -140,9 +146,9 @@ class SecurityAdmin(TopicService):
             raise ShoalError("bad-request", str(error)) from None
 
         def change(known: RoleEntry | None, by: AskedBy) -> SecurityCommand | None:
-            if known is not None and known.rules == rules:
+            if known is not None and (known.rules, known.quotas) == (rules, quotas):
                 return None
-            return PutRole(name, None if known is None else known.version, rules, by)
+            return PutRole(name, None if known is None else known.version, rules, by, quotas)
 
         service = await self._current_catalog(timeout_ms)
         made = await self._changed(service, _roles, name, change, by, timeout_ms, if_version)
@@ -267,6 +273,17 @@ REFUSALS: Final[dict[Outcome, tuple[ErrorCode, str]]] = {
 # ---- bodies and documents --------------------------------------------------------------------------------
 
 
+def _quotas_in(body: Mapping[str, Any] | None) -> tuple[Quotas, dict[str, Any]]:
+    """The quotas of a body, and the rest of it. ShoalError bad-request."""
+    rest = dict(body or {})
+    if "quotas" not in rest:
+        return NO_QUOTAS, rest
+    try:
+        return quotas_from(rest.pop("quotas")), rest
+    except QuotaError as error:
+        raise ShoalError("bad-request", str(error)) from None
+
+
 def _lists_in(body: Mapping[str, Any] | None, *names: str) -> list[list[str]]:
     """ShoalError bad-request."""
     body = body or {}
@@ -309,6 +326,7 @@ def principal_document(entry: Principal) -> Json:
         "name": entry.name,
         "roles": list(entry.roles),
         "rules": [str(rule) for rule in entry.rules],
+        "quotas": entry.quotas.document(),
         "version": version_text(entry.version),
         "tokens": [token_document(token) for token in entry.tokens],
     }
@@ -324,12 +342,14 @@ def token_document(token: TokenEntry) -> Json:
 def role_document(entry: RoleEntry) -> Json:
     """As GET /v1/roles/{role} shows it."""
     rules = [str(rule) for rule in entry.rules]
-    return {"name": entry.name, "rules": rules, "built_in": False, "version": version_text(entry.version)}
+    quotas, version = entry.quotas.document(), version_text(entry.version)
+    return {"name": entry.name, "rules": rules, "quotas": quotas, "built_in": False, "version": version}
 
 
 def _built_in_document(name: str) -> Json:
     rules = built_in_role(name) or ()
-    return {"name": name, "rules": [str(rule) for rule in rules], "built_in": True, "version": None}
+    texts = [str(rule) for rule in rules]
+    return {"name": name, "rules": texts, "quotas": {}, "built_in": True, "version": None}
 
 
 def _require_own(role: str) -> None:

@@ -29,11 +29,18 @@ class PrincipalCalls:
         return (await self._cluster.anywhere(Call("GET", _path("principals", name)))).document()
 
     async def put_principal(
-        self, name: str, roles: Sequence[str] = (), rules: Sequence[str] = (), if_version: str | None = None
+        self,
+        name: str,
+        roles: Sequence[str] = (),
+        rules: Sequence[str] = (),
+        if_version: str | None = None,
+        quotas: Mapping[str, int] | None = None,
     ) -> tuple[bool, dict[str, Any]]:
-        """PUT /v1/principals/{principal}: it has these roles and rules and no others; True if it was made.
-        With `if_version` only if it is of that `version`: else settings-changed."""
-        return await self._put("principals", name, {"roles": list(roles), "rules": list(rules)}, if_version)
+        """PUT /v1/principals/{principal}: it has these roles, rules and quotas and no others; True if it was
+        made. With `if_version` only if it is of that `version`: else settings-changed. `quotas`: bytes_in,
+        bytes_out, requests, each a second on each agent."""
+        body = {"roles": list(roles), "rules": list(rules), **_quotas(quotas)}
+        return await self._put("principals", name, body, if_version)
 
     async def delete_principal(self, name: str) -> None:
         """DELETE /v1/principals/{principal}: with its tokens."""
@@ -51,10 +58,14 @@ class PrincipalCalls:
         return (await self._cluster.anywhere(Call("GET", _path("roles", name)))).document()
 
     async def put_role(
-        self, name: str, rules: Sequence[str], if_version: str | None = None
+        self,
+        name: str,
+        rules: Sequence[str],
+        if_version: str | None = None,
+        quotas: Mapping[str, int] | None = None,
     ) -> tuple[bool, dict[str, Any]]:
         """PUT /v1/roles/{role}: as put_principal."""
-        return await self._put("roles", name, {"rules": list(rules)}, if_version)
+        return await self._put("roles", name, {"rules": list(rules), **_quotas(quotas)}, if_version)
 
     async def delete_role(self, name: str) -> None:
         """DELETE /v1/roles/{role}: one that no principal has."""
@@ -86,3 +97,7 @@ def _path(kind: str, name: str) -> str:
 
 def _json_call(method: str, path: str, body: Mapping[str, Any]) -> Call:
     return Call(method, path, headers={"Content-Type": "application/json"}, body=json.dumps(body).encode())
+
+
+def _quotas(quotas: Mapping[str, int] | None) -> dict[str, Any]:
+    return {"quotas": dict(quotas)} if quotas else {}

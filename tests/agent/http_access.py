@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from shoal.agent.security.access import ANONYMOUS, Identity, PeerCertificate, Proof
 from shoal.agent.security.needs import Need
+from shoal.agent.security.quota import NO_QUOTAS, Quotas
 from shoal.agent.security.rules import allowed, rules_from_texts
 from shoal.errors import ShoalError
 
@@ -26,6 +27,8 @@ class MemoryAccess:
         """By principal."""
         self.tokens: dict[str, tuple[str, int]] = {}
         """By token: whose it is, and when it expires."""
+        self.quotas: dict[str, Quotas] = {}
+        """By principal."""
         self.asked = 0
         """Questions of any kind."""
 
@@ -66,6 +69,9 @@ class MemoryAccess:
             return True
         return allowed(rules_from_texts(self.rules.get(identity.principal, ())), wanted, resource)
 
+    def quotas_of(self, identity: Identity) -> Quotas:
+        return self.quotas.get(identity.principal, NO_QUOTAS)
+
 
 class Reply(NamedTuple):
     """The head of an answer, and its body where it has a length."""
@@ -92,9 +98,16 @@ class Wire:
 
     async def ask(self, line: str, headers: Iterable[tuple[str, str]] = (), body: bytes = b"") -> Reply:
         """The answer to one request; without its body where that has no end."""
+        await self.send(line, [*headers, *([("Content-Length", str(len(body)))] if body else [])], body)
+        return await self.reply()
+
+    async def send(self, line: str, headers: Iterable[tuple[str, str]], body: bytes) -> None:
+        """A request whose headers say how long it is."""
         lines = [f"{line} HTTP/1.1", "Host: 127.0.0.1", *(f"{name}: {value}" for name, value in headers)]
-        lines += [f"Content-Length: {len(body)}"] if body else []
         self._writer.write("\r\n".join((*lines, "", "")).encode("latin-1") + body)
+
+    async def reply(self) -> Reply:
+        """As ask has it."""
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
         found = [
             row.partition(": ")[2] for row in head.split("\r\n") if row.lower().startswith("content-length")

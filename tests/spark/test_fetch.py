@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import Any, TypeAlias
 
@@ -14,7 +15,7 @@ from shoal.spark.options.bounds import Selection
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.read_options import COLUMNS, HEADERS
 from shoal.spark.read.fetch import JOINED_BYTES_MAX, FetchPolicy, RangeReader, Scan, is_local
-from shoal.spark.read.http import POOL, Persistence
+from shoal.spark.read.http import POOL, Answer, LeaderSearch, Persistence
 from shoal.spark.read.plan import LogEnds, OffsetRange
 from shoal.spark.read.topics import Directory
 
@@ -391,3 +392,22 @@ def test_columns_are_left_out(cluster: Cluster) -> None:
     """Only what was asked for, in that order, crosses to the JVM."""
     (batch,) = read(scan(cluster, 0, 0, 10, columns=("offset", "key")))
     assert batch.schema == pa.schema([("offset", pa.int64()), ("key", pa.binary())])
+
+
+@pytest.mark.parametrize(("problem", "paused"), [
+    ({"code": "quota-exceeded", "retry_after_ms": 7_500}, 7.5),
+    ({"code": "quota-exceeded", "retry_after_ms": 10**9}, 60.0),
+    ({"code": "quota-exceeded", "retry_after_ms": "x"}, 0.05),
+    ({"code": "overloaded", "retry_after_ms": 7_500}, 0.05),
+])  # fmt: skip
+def test_a_quota_is_waited_for_as_long_as_an_agent_says(problem: dict[str, object], paused: float) -> None:
+    """At most a minute at a time; other refusals have the usual pause."""
+    search, pauses = LeaderSearch(["http://a"], None, lambda: None), list[float]()
+
+    def work(attempt: int) -> int:
+        if not attempt:
+            raise search.refused("http://a", Answer(429, {}, json.dumps(problem).encode()))
+        return attempt
+
+    assert Persistence().persist(work, "x", pauses.append) == 1
+    assert pauses == [paused]

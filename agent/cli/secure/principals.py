@@ -23,7 +23,7 @@ from shoal.agent.cli.terminal.options import (
     option,
     with_json,
 )
-from shoal.agent.cli.terminal.output import confirm, say, show_json, show_table, tell
+from shoal.agent.cli.terminal.output import UsageError, confirm, say, show_json, show_table, tell
 from shoal.agent.cli.terminal.run import with_admin
 
 PrincipalName = Annotated[str, argument("PRINCIPAL", "The principal's name.", callback=name_of)]
@@ -35,6 +35,12 @@ RulesOption = Annotated[
 RolesOption = Annotated[
     list[str] | None,
     option("ROLE", "As viewer, or consumer:orders*; repeatable.", "--role", callback=name_of),
+]
+QuotasOption = Annotated[
+    list[str] | None,
+    option(
+        "KIND=NUMBER", "A second, of bytes_in, bytes_out, requests; repeatable.", "--quota", callback=name_of
+    ),
 ]
 VersionOption = Annotated[
     str | None, option("VERSION", "Only if it is of this version, as shown.", "--if-version")
@@ -97,19 +103,22 @@ def show_principal(
     epilog=example(
         "shoal secure principal put ann --role admin",
         "shoal secure principal put bob --role 'consumer:orders*' --rule 'topic:returns=describe,write'",
+        "shoal secure principal put bob --role 'consumer:orders*' --quota requests=50",
     ),
 )
 def put_principal(
     name: PrincipalName,
     role: RolesOption = None,
     rule: RulesOption = None,
+    quota: QuotasOption = None,
     if_version: VersionOption = None,
     agent: AgentOption = DEFAULT_AGENT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Give a principal these roles and rules, and no others. Its tokens stay; a new one has none."""
+    """Give a principal these roles, rules and quotas, and no others. Its tokens stay; a new one has none."""
+    quotas = _quotas(quota or ())
     made, found = with_admin(
-        agent, lambda client: client.put_principal(name, role or (), rule or (), if_version)
+        agent, lambda client: client.put_principal(name, role or (), rule or (), if_version, quotas)
     )
     tell(found, output, f"{'made' if made else 'changed'} principal {name}")
 
@@ -162,12 +171,14 @@ def show_role(
 def put_role(
     name: RoleName,
     rule: RulesOption = None,
+    quota: QuotasOption = None,
     if_version: VersionOption = None,
     agent: AgentOption = DEFAULT_AGENT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Give a role these rules, and no others. Principals that have the role may do so at once."""
-    made, found = with_admin(agent, lambda client: client.put_role(name, rule or (), if_version))
+    """Give a role these rules and quotas, and no others. Principals that have the role may do so at once."""
+    quotas = _quotas(quota or ())
+    made, found = with_admin(agent, lambda client: client.put_role(name, rule or (), if_version, quotas))
     tell(found, output, f"{'made' if made else 'changed'} role {name}")
 
 
@@ -238,7 +249,22 @@ def revoke_token(
 
 
 def _rule_rows(found: Mapping[str, Any]) -> Sequence[list[str]]:
-    return [["rule", one] for one in found["rules"]]
+    quotas = found.get("quotas", {})
+    return [
+        *(["rule", one] for one in found["rules"]),
+        *(["quota", f"{kind}={limit}"] for kind, limit in quotas.items()),
+    ]
+
+
+def _quotas(texts: Sequence[str]) -> dict[str, int]:
+    """The agent says which kinds and numbers there are."""
+    quotas = {}
+    for text in texts:
+        kind, _, number = text.partition("=")
+        if not number.isdecimal():
+            raise UsageError(f"--quota {text} is no quota", "say it as --quota requests=50")
+        quotas[kind] = int(number)
+    return quotas
 
 
 GROUPS = tuple(with_json(with_credentials(commands)) for commands in (principals, roles, tokens))

@@ -19,6 +19,7 @@ from shoal.agent.http.api.schemas import (
     or_null,
     reference,
 )
+from shoal.agent.security.quota import QUOTA_MAX
 
 PRINCIPAL_NAME: Schema = {"type": "string", "pattern": patterns.PRINCIPAL}
 ROLE_NAME: Schema = {"type": "string", "pattern": patterns.ROLE}
@@ -30,7 +31,15 @@ _EXPIRY: Schema = {
     "pattern": f"^(never|{_LIFETIMES})$",
     "examples": ["1h", "90d", "never"],
 }
-_VERSION = described(TEXT, "Another one with each change of roles and rules.")
+_LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": QUOTA_MAX}
+_QUOTAS: Schema = closed(
+    {
+        "bytes_in": described(_LIMIT, "Bytes of bodies."),
+        "bytes_out": described(_LIMIT, "Bytes of answers to requests that do not write."),
+        "requests": described(_LIMIT, "Requests."),
+    }
+)
+_VERSION = described(TEXT, "Another one with each change of roles, rules and quotas.")
 _MADE: dict[str, Schema] = {
     "id": TOKEN_ID,
     "expires_at": or_null(TIME),
@@ -43,19 +52,23 @@ SECURITY_SCHEMAS: dict[str, Schema] = {
         name=TEXT,
         roles=list_of(TEXT),
         rules=list_of(TEXT),
+        quotas=_QUOTAS,
         version=_VERSION,
         tokens=list_of({"$ref": "#/components/schemas/TokenEntry"}),
     ),
     "PrincipalList": members_of(principals=list_of({"$ref": "#/components/schemas/Principal"})),
-    "PutPrincipal": closed({"roles": {**list_of(ROLE_NAME), "maxItems": 16}, "rules": _RULES}),
+    "PutPrincipal": closed(
+        {"roles": {**list_of(ROLE_NAME), "maxItems": 16}, "rules": _RULES, "quotas": _QUOTAS}
+    ),
     "Role": members_of(
         name=TEXT,
         rules=list_of(TEXT),
+        quotas=_QUOTAS,
         built_in=BOOLEAN,
         version=or_null(_VERSION),
     ),
     "RoleList": members_of(roles=list_of({"$ref": "#/components/schemas/Role"})),
-    "PutRole": closed({"rules": _RULES}),
+    "PutRole": closed({"rules": _RULES, "quotas": _QUOTAS}),
     "TokenEntry": members_of(**_MADE),
     "MakeToken": closed({"expires_in": described(_EXPIRY, "90d unless it is said.")}),
     "Token": members_of(

@@ -111,7 +111,7 @@ async def stream_body(call: Call, receiving: BodyReservation) -> AsyncIterator[b
     """
     content = call.request.content
     pace = Pace(call.context.limits)
-    now = asyncio.get_running_loop().time
+    now, meter = asyncio.get_running_loop().time, call.asker.meter
     while not content.is_eof():  # afterwards all that is left is here, and needs no timer
         began = now()
         piece = b""
@@ -125,6 +125,9 @@ async def stream_body(call: Call, receiving: BodyReservation) -> AsyncIterator[b
         pace.came(len(piece), now() - began, receiving.size_bytes)
         if piece:
             receiving.arrive(len(piece))
+            if meter is not None and "Content-Length" not in call.headers:
+                meter.came(content.total_bytes)
+                await meter.rest()
             yield piece
     rest = what_is_here(content)
     receiving.complete()

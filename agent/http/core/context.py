@@ -61,6 +61,7 @@ class Context:
         self.recent_texts = RecentTexts()
         self.waits = Waits(self.gate)
         self.measures = HttpMeasures()
+        self.measures.quota_refusals = self.doorkeeper.meters.refused
         self.scrapes = Scrapes(broker, self.room, self.gate, self.measures)
 
 
@@ -102,6 +103,11 @@ class Call:
         if "wait" not in self.query:
             return 0
         return duration_ms(self.query, "wait", 0, self.context.limits.wait_ms)
+
+    def affordable(self, max_bytes: int) -> int:
+        """So much of it as the asker's quota leaves."""
+        meter = self.asker.meter
+        return max_bytes if meter is None else meter.affordable(max_bytes)
 
     async def waiting(self, awaitable: Awaitable[T]) -> T:
         """Its result; see Waits.run."""

@@ -19,8 +19,10 @@ from multidict import CIMultiDictProxy
 from shoal.agent.http.api.needs import CLUSTER_ADMIN, CLUSTER_DESCRIBE, TOPIC_DESCRIBE, Needs, OtherNeed
 from shoal.agent.http.api.operation import Operation
 from shoal.agent.http.core.forward import AUTHORIZATION, FORWARDED_BY, PRINCIPAL
+from shoal.agent.http.core.request_quota import Meter, Metered, Meters, metered_by
 from shoal.agent.security.access import ANONYMOUS, Access, Identity, PeerCertificate, Proof
-from shoal.agent.security.needs import Need, ResourceKind
+from shoal.agent.security.needs import Action, Need, ResourceKind
+from shoal.agent.security.quota import Taken
 from shoal.errors import ShoalError, shown
 
 AUTHORIZATION_CHARACTERS_MAX: Final = 4_096
@@ -28,6 +30,8 @@ AUTHORIZATION_CHARACTERS_MAX: Final = 4_096
 PRINCIPAL_CHARACTERS_MAX: Final = 256
 VERDICTS_MAX: Final = 1_024
 """Remembered for the fast ways, as many as heads. When full they are forgotten, not searched."""
+LENGTH_DIGITS_MAX: Final = 16
+"""Of a Content-Length that quotas read."""
 SYSTEM_PREFIX: Final = "_"
 """Topics of the system and their groups are for administrators of the cluster."""
 NOT_READY: Final = "not-ready"
@@ -57,12 +61,14 @@ class FastAsking(Protocol):
     def needs(self) -> Needs: ...
     @property
     def resource(self) -> str: ...
+    @property
+    def body_bytes(self) -> int: ...
 
 
 class Asker:
     """The sender of one request, and the permission that it has shown."""
 
-    __slots__ = ("_access", "_credentials", "_needs", "_resource", "_version", "identity", "refused")
+    __slots__ = ("_access", "_credentials", "_needs", "_resource", "_version", "identity", "meter", "refused")
 
     def __init__(
         self, access: Access, credentials: ShownCredentials, identity: Identity, needs: Needs, resource: str
@@ -73,6 +79,8 @@ class Asker:
         self._resource = resource
         self._version = access.version
         self.identity = identity
+        self.meter: Meter | None = None
+        """Of a principal that has quotas."""
         self.refused: ShoalError | None = None
         """The end of a request that was let in and may no longer go on."""
 
@@ -143,6 +151,9 @@ class Doorkeeper:
         self._agents_are_proven = agents_are_proven
         self._allowed: dict[tuple[str | None, PeerCertificate | None, str, str], float] = {}
         """The wall clock's ms until which each holds."""
+        self.metered: dict[tuple[str | None, PeerCertificate | None, str, str], Metered] = {}
+        """Of these, those of principals with quotas: none in most clusters."""
+        self.meters = Meters()
         self._version = access.version
         self._now_ms = 0.0
         self._has_looked = False
@@ -180,7 +191,15 @@ class Doorkeeper:
                 raise
             credentials, identity = ShownCredentials(), Identity(ANONYMOUS, Proof.NONE)
         check(access, identity, needs, resource)
-        return Asker(access, credentials, identity, needs, resource)
+        asker = Asker(access, credentials, identity, needs, resource)
+        if needs is OtherNeed.CREDENTIALS or not isinstance(needs, OtherNeed):
+            metered = metered_by(identity.principal, access.quotas_of(identity))
+            if metered is not None:
+                length = headers.get("Content-Length", "")
+                # A length that is none is refused where the body is read.
+                body_bytes = int(length) if length.isdecimal() and len(length) < LENGTH_DIGITS_MAX else 0
+                asker.meter = self.meters.begin(metered, Taken(body_bytes, _reads(needs)))
+        return asker
 
     def is_allowed(self, request: FastAsking, certificate: PeerCertificate | None) -> bool:
         """Whether a request may go a fast way. Where not, the ordinary way says why."""
@@ -197,7 +216,10 @@ class Doorkeeper:
         except ShoalError:
             return False
         if len(self._allowed) >= VERDICTS_MAX:
-            self._allowed.clear()
+            self._forget()
+        metered = metered_by(identity.principal, access.quotas_of(identity))
+        if metered is not None:
+            self.metered[key] = metered
         self._allowed[key] = math.inf if identity.expires_ms is None else identity.expires_ms
         return True
 
@@ -207,11 +229,26 @@ class Doorkeeper:
         version = self.access.version
         if version != self._version:
             self._version = version
-            self._allowed.clear()
+            self._forget()
         self._now_ms = wall_ms()
         with suppress(RuntimeError):  # without a loop each request looks
             asyncio.get_running_loop().call_soon(setattr, self, "_has_looked", False)
             self._has_looked = True
+
+    def _forget(self) -> None:
+        self._allowed.clear()
+        self.metered.clear()
+
+    def begin_fast(
+        self, request: FastAsking, certificate: PeerCertificate | None
+    ) -> tuple[bool, Meter | None]:
+        """Whether a request that is_allowed has let in may begin its fast way now; and its meter."""
+        key = (request.authorization, certificate, request.operation, request.resource)
+        metered = self.metered.get(key)
+        if metered is None:
+            return True, None
+        meter = self.meters.begin_fast(metered, Taken(request.body_bytes, _reads(request.needs)))
+        return meter is not None, meter
 
     def asker(self, request: FastAsking, certificate: PeerCertificate | None) -> Asker:
         """Of a request of a fast way, which names no other principal. Raises ShoalError unauthenticated,
@@ -225,6 +262,11 @@ class Doorkeeper:
         identity = identified(access, credentials, request.needs, request.resource)
         check(access, identity, request.needs, request.resource)
         return Asker(access, credentials, identity, request.needs, request.resource)
+
+
+def _reads(needs: Needs) -> bool:
+    """Whether the bytes of its answer count."""
+    return isinstance(needs, OtherNeed) or needs[0].action is not Action.WRITE
 
 
 def shown_credentials(

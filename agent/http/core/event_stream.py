@@ -42,6 +42,10 @@ class EventStream:
     async def send(self, data: bytes) -> None:
         """Whole events, or a comment. ConnectionResetError when the reader takes too little for too long."""
         await self._taking.write(self.response, data)
+        meter = self._call.asker.meter
+        if meter is not None:
+            meter.sent(self._call.request.writer.output_size)
+            await meter.rest()
 
     async def keep(self, work: Awaitable[None], last_words: Callable[[], bytes]) -> None:
         """Let the work write until it ends; when the agent stops meanwhile, say the last words. An asker that

@@ -14,7 +14,9 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
 from shoal.agent.http.admission.limits import HttpLimits
+from shoal.agent.http.core.doorkeeper import Doorkeeper, FastAsking
 from shoal.agent.http.core.problems import not_a_request, problem_response
+from shoal.agent.http.core.request_quota import Meter
 from shoal.agent.metrics.measures import NO_OPERATION, HttpMeasures
 from shoal.agent.security.access import PeerCertificate
 from shoal.errors import ShoalError
@@ -28,13 +30,36 @@ NEVER_S = 10 * 365 * 86_400.0
 class Front(asyncio.BufferedProtocol):
     """The owner of a connection's transport, as a handler sees it. `under_way`: a request of this connection
     is with its handler. `measures`: where answers are counted. `certificate`: of the other end, as TLS has
-    proven it; None without TLS or a certificate."""
+    proven it; None without TLS or a certificate. `doorkeeper`: asked for quotas. `meter`: of a fast request
+    under way whose principal has some."""
 
-    __slots__ = ("certificate", "measures", "under_way")
+    __slots__ = ("certificate", "doorkeeper", "measures", "meter", "under_way")
 
     certificate: PeerCertificate | None
+    doorkeeper: Doorkeeper
     measures: HttpMeasures
+    meter: Meter | None
     under_way: bool
+
+    def may_begin(self, request: FastAsking, here: int | None = None) -> bool:
+        """Whether a fast request of whose body so much is here, or all of it, has its quota."""
+        if here is not None and here != request.body_bytes:
+            return False
+        if not self.doorkeeper.metered:
+            return True
+        may, self.meter = self.doorkeeper.begin_fast(request, self.certificate)
+        return may
+
+    def passed(self, size: int) -> None:
+        """So many bytes of a fast answer."""
+        if self.meter is not None:
+            self.meter.passed(size)
+
+    def give_back(self) -> None:
+        """A fast request goes the ordinary way after all, where its quota is asked again."""
+        meter, self.meter = self.meter, None
+        if meter is not None:
+            meter.give_back()
 
     @abstractmethod
     def answer_ended(self, *, keep_alive: bool) -> None:
@@ -44,7 +69,7 @@ class Front(asyncio.BufferedProtocol):
 class HandedOver(web.RequestHandler):
     """aiohttp's side of one connection, with problem documents for what its parser refuses."""
 
-    __slots__ = ("front", "operation")
+    __slots__ = ("front", "meter", "operation")
 
     def __init__(self, manager: web.Server, front: Front, limits: HttpLimits) -> None:
         super().__init__(
@@ -61,6 +86,12 @@ class HandedOver(web.RequestHandler):
         self.front = front
         self.operation = NO_OPERATION
         """Of the request that is under way, once its route is known."""
+        self.meter: Meter | None = None
+        """Of the same, where its principal has quotas."""
+
+    def begin(self) -> None:
+        """Another request is under way."""
+        self.operation, self.meter = NO_OPERATION, None
 
     def handle_error(
         self,

@@ -28,7 +28,9 @@ def problem_response(error: ShoalError, *, close: bool = False) -> web.Response:
         headers={"Server": SERVER},
     )
     if error.status in (429, 503) and error.code != "stopping":  # another agent serves at once
-        response.headers["Retry-After"] = RETRY_AFTER_SECONDS
+        wait_ms = error.extra.get("retry_after_ms")  # until a quota suffices
+        seconds = max(1, -(-wait_ms // 1_000)) if isinstance(wait_ms, int) else RETRY_AFTER_SECONDS
+        response.headers["Retry-After"] = str(seconds)
     if error.status == 401:
         response.headers["WWW-Authenticate"] = CHALLENGE
     if error.status == 405:

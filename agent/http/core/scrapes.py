@@ -94,4 +94,5 @@ class Scrapes:
             "shoal_http_waits_in_flight": gate.waits,
             "shoal_http_in_flight_bytes": gate.bytes_in_flight,
             "shoal_http_refused_total": gate.refused_total,
+            "shoal_quota_refused_total": {(kind,): count for kind, count in measures.quota_refusals.items()},
         }

@@ -41,7 +41,7 @@ async def records(call: Call) -> web.StreamResponse:
     limits = call.context.limits
     max_bytes = integer(call.query, "max_bytes", limits.default_read_bytes, low=1, high=limits.read_bytes)
     follows = rendering.media == EVENT_STREAM
-    reader = MergedReader(call, topic, max_bytes, follows=follows)
+    reader = MergedReader(call, topic, call.affordable(max_bytes), follows=follows)
     if follows:
         return await call.waiting(follow_all(call, topic, rendering, reader, start))
     try:

@@ -79,6 +79,7 @@ class ReadRequest:
         self._from = query.get("offset", "latest" if rendering.media == EVENT_STREAM else "earliest")
         check_offset_form(self._from)
         max_bytes = integer(query, "max_bytes", limits.default_read_bytes, low=1, high=limits.read_bytes)
+        max_bytes = call.affordable(max_bytes)
         local = choice(query, "consistency", "leader", ("leader", "local")) == "local"
         self._wanted = WantedRows(partition, 0, max_bytes, rendering.limit, call.wait_ms(), local)
         seen = seen_watermark(call)

@@ -45,6 +45,8 @@ async def send_pieces(
                 await _send_by_transport(response, pieces, after, patience)
             else:
                 await _emptied(transport, call.request.writer)
+                if call.asker.meter is not None:  # they pass by the writer
+                    call.asker.meter.passed(pieces.size_bytes + len(after))
                 with contextlib.closing(_DirectSocket(transport, transport_socket.dup(), pieces)) as out:
                     await _send(pieces, out, after, patience)
             await response.write_eof()

@@ -78,7 +78,7 @@ class ReceiveRequest:
             )
         self.call = call
         self.target = target
-        self.body = body
+        self.body = body._replace(max_bytes=call.affordable(body.max_bytes))
         self.is_arrow = is_arrow
         try:
             self.acked = Outcomes() if body.acked is None else outcomes_in(body.acked)

@@ -63,7 +63,7 @@ async def _page(call: Call, topic: Topic, prefix: bytes, rendering: Rendering) -
         prefix,
         bytes_of(query, "after"),
         integer(query, "limit", most, low=1, high=MAX_SCAN_ROWS),
-        integer(query, "max_bytes", limits.default_read_bytes, low=1, high=MAX_SCAN_BYTES),
+        call.affordable(integer(query, "max_bytes", limits.default_read_bytes, low=1, high=MAX_SCAN_BYTES)),
     )
     holding = call.holding()
     try:

@@ -199,9 +199,9 @@ class Cluster:
     async def anywhere(self, call: Call, *, retry: bool = False, only_once: bool = False) -> Answer:
         """Ask agents in turn until one answers. `only_once`: one that may have happened is not repeated.
 
-        Raises ShoalError with an agent's refusal, Unreachable when none answered: each agent is asked once,
-        with `retry` again and again as the configuration's `retry` says. While none has ever answered, and
-        none listens, the configuration's `first_contact_ms` counts instead."""
+        Raises ShoalError with an agent's refusal, Unreachable when none answered. Each agent is asked once,
+        with `retry`, or beyond a quota, as often as `retry` of the configuration says. While none has ever
+        answered, and none listens, the configuration's `first_contact_ms` counts instead."""
         attempts = Attempts(now_ms(), settle_ms=0)
         while True:
             failures: list[Failure] = []
@@ -225,7 +225,7 @@ class Cluster:
             definite = all(one.definite for one in failures)
             # No agent has ever answered: none runs yet, or the URLs are wrong.
             unmet = failure.code == routes.UNREACHABLE and not self._answered
-            total_ms = self.config.retry.total_ms if retry else -1
+            total_ms = self.config.retry.total_ms if retry or failure.code == routes.QUOTA_EXCEEDED else -1
             limit_ms = self.config.first_contact_ms if unmet else total_ms
             await self._wait(attempts, failure, RetryPolicy(total_ms=limit_ms), definite=definite)
 

@@ -26,6 +26,8 @@ UNEXPECTED_ANSWER = "unexpected-answer"  # an answer that no agent gives: a prox
 # The code of an agent that is leaving. Those before feature levels tell clients to wait for a second then, in
 # which another agent would have answered.
 STOPPING = "stopping"
+QUOTA_EXCEEDED = "quota-exceeded"
+RETRY_AFTER_SECONDS_MAX = 5
 
 # A hint of the leader in a 421 is followed at once this many times; two agents that name each other would
 # otherwise be asked in turn without a pause.
@@ -261,9 +263,19 @@ def failure_from_problem(
         definite=problem.get("definite") is not False,
         leader_url=leader_url.rstrip("/") if isinstance(leader_url, str) and leader_url else None,
         term=term if isinstance(term := problem.get("term"), int) else 0,
-        retry_after_ms=0 if problem["code"] == STOPPING else min(seconds, 5) * 1_000,
+        retry_after_ms=_wait_ms(problem, seconds),
         problem=problem,
     )
+
+
+def _wait_ms(problem: Mapping[str, Any], seconds: int) -> int:
+    """A quota says exactly when it suffices again; other waits are guesses."""
+    if problem["code"] == STOPPING:
+        return 0
+    exact = problem.get("retry_after_ms")
+    if problem["code"] == QUOTA_EXCEEDED:
+        return exact if type(exact) is int and exact >= 0 else seconds * 1_000
+    return min(seconds, RETRY_AFTER_SECONDS_MAX) * 1_000
 
 
 @dataclass

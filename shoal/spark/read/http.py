@@ -38,6 +38,10 @@ MOVING_STATUSES: Final = frozenset({416, 421, 429, 502, 503, 504, 507})
 """Answers that another attempt may change. 416 too: the offset was committed, so that agent is behind."""
 
 
+QUOTA_SECONDS_MAX: Final = 60.0
+"""A longer wait is cut, and ends with the next refusal: a task that sleeps shows nobody why."""
+
+
 class Persistence(NamedTuple):
     """Bounds of retries. With these pauses 30 attempts span 50 s: any election, most restarts."""
 
@@ -63,7 +67,8 @@ class Persistence(NamedTuple):
         failure: Exception | None = None
         for attempt in range(self.plan_attempts if planning else self.attempts):
             if attempt and not (isinstance(failure, MovedError) and failure.at_once):
-                pause(self.pause_seconds(attempt))
+                asked = failure.wait_seconds if isinstance(failure, MovedError) else 0.0
+                pause(max(self.pause_seconds(attempt), asked))
             try:
                 return work(attempt)
             except MovedError as error:
@@ -87,11 +92,13 @@ class Answer(NamedTuple):
 
 
 class MovedError(Exception):
-    """This attempt failed, another may not. `at_once`: the next one needs no pause."""
+    """This attempt failed, another may not. `at_once`: the next one needs no pause. `wait_seconds`: the least
+    pause, as an agent has asked for it."""
 
-    def __init__(self, detail: str, *, at_once: bool = False) -> None:
+    def __init__(self, detail: str, *, at_once: bool = False, wait_seconds: float = 0.0) -> None:
         super().__init__(detail)
         self.at_once = at_once
+        self.wait_seconds = wait_seconds
 
 
 class _Idle(NamedTuple):
@@ -407,8 +414,13 @@ class LeaderSearch:
 
     def refused(self, base: str, answer: Answer) -> MovedError:
         """The error for a refusal with one of MOVING_STATUSES."""
-        leader_url = document_of(answer.body).get("leader_url")
+        problem = document_of(answer.body)
+        leader_url = problem.get("leader_url")
         if answer.status == 421 and isinstance(leader_url, str):
             with suppress(SourceError):  # not an address: agents are asked next
                 self.leader, self._named = normal_url(leader_url), True
-        return MovedError(said(base, answer), at_once=self._named)
+        wait_ms = problem.get("retry_after_ms")
+        wait_seconds = 0.0
+        if problem.get("code") == "quota-exceeded" and isinstance(wait_ms, int):
+            wait_seconds = min(max(0, wait_ms) / 1_000, QUOTA_SECONDS_MAX)
+        return MovedError(said(base, answer), at_once=self._named, wait_seconds=wait_seconds)

@@ -23,6 +23,7 @@ from shoal.agent.security.principals import (
     Security,
     SecurityCommand,
 )
+from shoal.agent.security.quota import NO_QUOTAS, Quotas
 from shoal.agent.security.rules import rules_from_texts
 from shoal.agent.security.tokens import Token, make_token
 from shoal.errors import ShoalError
@@ -248,3 +249,20 @@ def test_the_expired_does_not_come_alive_by_jumps_back_of_up_to_an_hour(
         assert is_refused or not was_refused
         assert is_refused == (latest >= expires_ms)
         was_refused = is_refused
+
+
+def test_quotas_are_those_of_the_newest_state() -> None:
+    """Of a principal and its roles, those of a token's claims too; agents and the first token have none."""
+    some = Quotas(requests=5)
+    world = World(PutRole("clerk", None, (), BY, some), put("bob"))
+    bob = Identity("bob", Proof.TOKEN)
+    judge = world.judge
+    assert judge.quotas_of(bob) == NO_QUOTAS
+    assert judge.quotas_of(bob._replace(roles=("clerk",))) == some
+    version = judge.version
+    world.apply(PutPrincipal("bob", (0, 2), ("clerk",), (), BY, Quotas(bytes_in=9)))
+    assert judge.quotas_of(bob) == Quotas(bytes_in=9, requests=5)
+    assert judge.version != version
+    assert judge.quotas_of(Identity("bob", Proof.AGENT)) == NO_QUOTAS
+    assert judge.quotas_of(Identity(BOOTSTRAP, Proof.TOKEN)) == NO_QUOTAS
+    assert Judge(lambda: None).quotas_of(bob) == NO_QUOTAS

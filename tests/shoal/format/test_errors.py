@@ -35,6 +35,7 @@ def test_the_table_is_consistent() -> None:
         "overloaded",
         "too-many-producers",
         "too-many-consumers",
+        "quota-exceeded",
         "consumer-in-use",
         "unreachable",
         "no-leader",

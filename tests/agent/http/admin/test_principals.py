@@ -48,6 +48,20 @@ async def test_a_principal_from_its_beginning_to_its_end(agent: Agent) -> None:
     assert (await agent.get("/v1/principals")).json == {"principals": []}
 
 
+@pytest.mark.parametrize("path", ["principals/bob", "roles/clerk"])
+async def test_quotas_are_put_with_the_rest_and_no_others(agent: Agent, path: str) -> None:
+    """Another number is a change; without a word of them there are none."""
+    some = {"bytes_out": 1_000, "requests": 5}
+    status, made = await put(agent, path, {"quotas": some})
+    assert (status, made["quotas"]) == (201, some)
+    assert await put(agent, path, {"quotas": some}) == (200, made)
+    changed = (await put(agent, path, {"quotas": {"requests": 6}}))[1]
+    assert changed["quotas"] == {"requests": 6}
+    assert changed["version"] != made["version"]
+    assert (await agent.get(f"/v1/{path}")).json == changed
+    assert (await put(agent, path, {}))[1]["quotas"] == {}
+
+
 async def test_a_role_from_its_beginning_to_its_end(agent: Agent) -> None:
     """Built-in ones are shown too, those of topics by their name."""
     status, made = await put(agent, "roles/clerk", {"rules": ["topic:orders*=read"]})
@@ -115,6 +129,11 @@ async def test_a_change_tells_who_asked_from_where_and_when(agent: Agent) -> Non
         ("PUT", "principals/bob", {"rules": [f"topic:t{n}=read" for n in range(65)]}, "bad-request"),
         ("PUT", "principals/bob", {"roles": [f"r{number}" for number in range(17)]}, "bad-request"),
         ("PUT", "principals/bob", {"roles": ["nobody"]}, "unknown-role"),
+        ("PUT", "principals/bob", {"quotas": ["requests"]}, "bad-request"),
+        ("PUT", "principals/bob", {"quotas": None}, "bad-request"),
+        ("PUT", "principals/bob", {"quotas": {"requests": 0}}, "bad-request"),
+        ("PUT", "principals/bob", {"quotas": {"streams": 5}}, "bad-request"),
+        ("PUT", "roles/clerk", {"quotas": {"bytes_in": "5"}}, "bad-request"),
         ("PUT", "principals/bob", b"[]", "bad-request"),
         ("PUT", "principals/bob", b"\xff", "bad-request"),
         ("PUT", "roles/admin", None, "role-built-in"),

@@ -181,3 +181,19 @@ def test_the_list_of_agents_is_bounded() -> None:
 def test_what_no_agent_said_is_called_otherwise_than_what_agents_say() -> None:
     """Else an agent's refusal of that name would pass for silence, and silence for a refusal."""
     assert {UNREACHABLE, CONNECTION_LOST, UNEXPECTED_ANSWER}.isdisjoint(ERRORS)
+
+
+@given(wait_ms=st.integers(0, 200_000), elapsed_ms=st.integers(0, 60_000))
+def test_a_quota_is_waited_for_as_long_as_it_says(wait_ms: int, elapsed_ms: int) -> None:
+    """To the millisecond, however long; and not at all where the end comes before."""
+    error = ShoalError("quota-exceeded", "x", quota="requests", retry_after_ms=wait_ms)
+    failure = failure_from_problem(429, error.to_problem(), "200")
+    found = verdict(failure, elapsed_ms=elapsed_ms)
+    assert max(wait_ms, POLICY.base_ms // 2) <= found.delay_ms <= max(wait_ms, POLICY.base_ms)
+    assert found.retry == (elapsed_ms + found.delay_ms <= POLICY.total_ms)
+
+
+def test_a_quotas_seconds_suffice_where_a_proxy_has_cut_the_document() -> None:
+    """The header has them, and they are not cut to those of an overload."""
+    failure = failure_from_problem(429, {"code": "quota-exceeded", "retriable": True}, "40")
+    assert verdict(failure).delay_ms == 40_000

@@ -1,0 +1,204 @@
+"""Quotas at the door: the same by the fast ways and the ordinary one, refused in words, counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import pytest
+from fake_broker import FakeCluster
+from http_access import MemoryAccess, Reply, Wire
+from http_fixtures import Agent, running
+
+from shoal.agent.http.core.request_quota import Meters
+from shoal.agent.security.quota import SECOND_NS, Quotas
+from shoal.client.async_admin import AdminClient
+
+ORDINARY = ("X-Ordinary", "1")
+"""No fast way knows this header."""
+WRITE = "POST /v1/topics/orders/partitions/0/records"
+READ = "GET /v1/topics/orders/partitions/0/records?offset=0"
+RECEIVE = "POST /v1/topics/orders/partitions/0/groups/billing/receive"
+PUT_ROW = "PUT /v1/tables/users/rows/ann"
+READ_ROW = "GET /v1/tables/users/rows/ann"
+JSON = ("Content-Type", "application/json")
+
+
+class Stand(NamedTuple):
+    """An agent whose time a test has in its hands."""
+
+    cluster: FakeCluster
+    agent: Agent
+    access: MemoryAccess
+    now_ns: list[int]
+    wire: Wire
+    headers: list[tuple[str, str]]
+
+    @property
+    def meters(self) -> Meters:
+        return self.agent.runner.context.doorkeeper.meters
+
+    def limit(self, quotas: Quotas) -> None:
+        """Of the one whose token the headers have."""
+        self.access.quotas["of-bob"] = quotas
+        self.access.version += 1
+
+    async def ask(self, line: str, body: bytes = b"", *more: tuple[str, str]) -> Reply:
+        return await self.wire.ask(line, [*self.headers, *more], body)
+
+    def stored(self) -> int:
+        return self.cluster.stored()
+
+
+@asynccontextmanager
+async def standing() -> AsyncIterator[Stand]:
+    cluster, access, now_ns = FakeCluster(), MemoryAccess(), [1]
+    async with running(cluster.add("one"), None, access) as agent:
+        agent.runner.context.doorkeeper.meters.clock_ns = lambda: now_ns[0]
+        cluster.create("orders")
+        cluster.create("users", kind="table")
+        wire = await Wire.open(agent.port)
+        headers = [("Authorization", access.give("bob", "topic:*=*", "group:*=*", "cluster=*"))]
+        try:
+            yield Stand(cluster, agent, access, now_ns, wire, headers)
+        finally:
+            wire.close()
+
+
+@pytest.mark.parametrize(("line", "body", "more"), [
+    (WRITE, b"v", ()), (WRITE, b"v", (ORDINARY,)),
+    (PUT_ROW, b"v", ()), (PUT_ROW, b"v", (ORDINARY,)),
+    (READ_ROW, b"", ()), (READ_ROW, b"", (ORDINARY,)),
+    (RECEIVE, b"{}", (JSON,)), (RECEIVE, b"{}", (JSON, ORDINARY)),
+    (READ, b"", ()), ("GET /v1/topics", b"", ()),
+])  # fmt: skip
+async def test_requests_beyond_a_quota_are_refused_each_way(
+    line: str, body: bytes, more: tuple[tuple[str, str], ...]
+) -> None:
+    """Two pass, a third one is 429 and says when it would pass. Then it does, and others never waited."""
+    async with standing() as stand:
+        await stand.ask(PUT_ROW, b"v")  # there is a row, and each way has seen a head
+        await stand.ask(RECEIVE, b"{}", JSON)
+        stand.limit(Quotas(requests=2))
+        stand.now_ns[0] += 10 * SECOND_NS
+        for _ in range(2):
+            assert (await stand.ask(line, body, *more)).status == 200
+        refused = await stand.ask(line, body, *more)
+        assert refused.status == 429
+        document = refused.document
+        assert (document["code"], document["quota"]) == ("quota-exceeded", "requests")
+        assert document["definite"] is document["retriable"] is True
+        assert document["retry_after_ms"] == 500
+        assert "Retry-After: 1\r\n" in refused.head
+        eve = ("Authorization", stand.access.give("eve", "topic:*=*", "group:*=*", "cluster=*"))
+        assert (await stand.wire.ask(line, [eve, *more], body)).status == 200
+        stand.now_ns[0] += SECOND_NS // 2
+        assert (await stand.ask(line, body, *more)).status == 200
+        assert stand.meters.refused == {"bytes_in": 0, "bytes_out": 0, "requests": 1}
+
+
+@pytest.mark.parametrize("more", [(), (ORDINARY,)])
+async def test_bytes_that_are_refused_are_not_stored(more: tuple[tuple[str, str], ...]) -> None:
+    """One larger than a second's worth passes a full bucket, and is paid for."""
+    async with standing() as stand:
+        stand.limit(Quotas(bytes_in=1_000))
+        assert (await stand.ask(WRITE, b"x" * 3_000, *more)).status == 200
+        refused = await stand.ask(WRITE, b"v", *more)
+        assert (refused.status, refused.document["quota"]) == (429, "bytes_in")
+        assert "Retry-After: 3\r\n" in refused.head  # 2 s, and the time of the byte itself
+        assert stand.stored() == 1
+        stand.now_ns[0] += 2 * SECOND_NS + SECOND_NS // 1_000
+        assert (await stand.ask(WRITE, b"v", *more)).status == 200
+        assert stand.stored() == 2
+
+
+async def test_a_body_without_a_length_counts_as_it_comes() -> None:
+    """The next request pays for it."""
+    async with standing() as stand:
+        stand.limit(Quotas(bytes_in=1_000))
+        chunk = b"5dc\r\n" + b"x" * 1_500 + b"\r\n0\r\n\r\n"
+        await stand.wire.send(WRITE, [*stand.headers, ("Transfer-Encoding", "chunked")], chunk)
+        assert (await stand.wire.reply()).status == 200
+        assert (await stand.ask(WRITE, b"v")).status == 429
+
+
+async def test_a_request_that_changes_its_way_takes_once() -> None:
+    """A fast append to a topic that is not there yet is made by the ordinary way, for one request's quota."""
+    async with standing() as stand:
+        stand.agent.broker.auto_create = True
+        stand.limit(Quotas(requests=1))
+        reply = await stand.ask("POST /v1/topics/new/partitions/0/records", b"v")
+        assert reply.status != 429
+        assert stand.meters.refused["requests"] == 0
+        assert (await stand.ask(WRITE, b"v")).status == 429
+
+
+@pytest.mark.parametrize(("line", "more"), [
+    (READ, ()), ("GET /v1/topics/orders/records", ()), (RECEIVE, (JSON,)),
+    (RECEIVE, (JSON, ORDINARY)),
+])  # fmt: skip
+async def test_an_answer_is_cut_to_what_is_left(line: str, more: tuple[tuple[str, str], ...]) -> None:
+    """A reader gets some, and not all; then it waits, while its writes go on."""
+    async with standing() as stand:
+        for _ in range(20):
+            await stand.ask(WRITE, b"x" * 1_000)
+        body = b'{"limit":100}' if line == RECEIVE else b""
+        stand.limit(Quotas(bytes_out=500))
+        first = await stand.ask(line, body, *more)
+        assert first.status == 200
+        assert 1_000 < len(first.body) < 10_000  # of 20,000, and text has more bytes than its records
+        refused = await stand.ask(line, body, *more)
+        while refused.status == 200:
+            refused = await stand.ask(line, body, *more)
+        assert (refused.status, refused.document["quota"]) == (429, "bytes_out")
+        assert (await stand.ask(WRITE, b"v")).status == 200
+        stand.now_ns[0] += refused.document["retry_after_ms"] * 1_000_000
+        assert (await stand.ask(line, body, *more)).status == 200
+
+
+async def test_without_quotas_nothing_is_counted() -> None:
+    """No bucket is made, and the fast ways have nothing to look up."""
+    async with standing() as stand:
+        for line, body in ((WRITE, b"v"), (READ, b""), (PUT_ROW, b"v"), (READ_ROW, b"")):
+            assert (await stand.ask(line, body)).status == 200
+        assert not stand.agent.runner.context.doorkeeper.metered
+        assert len(stand.meters.keeper) == 0
+
+
+async def test_refusals_are_a_metric() -> None:
+    """By the quota that was used up; what needs no permission is never refused."""
+    async with standing() as stand:
+        stand.limit(Quotas(requests=1))
+        statuses = [(await stand.ask(WRITE, b"v")).status for _ in range(3)]
+        assert statuses == [200, 429, 429]
+        assert (await stand.ask("GET /livez")).status == 200
+        stand.limit(Quotas())
+        reply = await stand.ask("GET /metrics")
+        assert 'shoal_quota_refused_total{quota="requests"} 2' in reply.body.decode()
+
+
+async def test_a_quota_that_changes_counts_at_once() -> None:
+    """A larger one pays sooner for what was taken."""
+    async with standing() as stand:
+        stand.limit(Quotas(requests=1))
+        assert [(await stand.ask(WRITE, b"v")).status for _ in range(2)] == [200, 429]
+        stand.limit(Quotas(requests=10))
+        stand.now_ns[0] += SECOND_NS // 10
+        assert (await stand.ask(WRITE, b"v")).status == 200
+
+
+async def test_a_client_waits_as_long_as_it_is_told() -> None:
+    """Each refusal makes this agent's clock a second older: so the client asks once more each time, and not
+    before a request's fifth of a second is over."""
+    async with standing() as stand:
+        stand.limit(Quotas(requests=5))
+        stand.meters.clock_ns = lambda: SECOND_NS * (1 + stand.meters.refused["requests"])
+        began_s = time.monotonic()
+        async with AdminClient(stand.agent.broker.url, token="bob") as client:
+            for _ in range(12):
+                await client.topics()
+        refused = stand.meters.refused["requests"]
+        assert refused >= 2
+        assert time.monotonic() - began_s >= refused * 0.2

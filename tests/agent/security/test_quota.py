@@ -1,0 +1,179 @@
+"""Quotas under virtual time: what passes, what is refused, for how long, and whom it concerns."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.agent.security.documents import command_document, command_from, state_document, state_from
+from shoal.agent.security.principals import AskedBy, PutPrincipal, PutRole, Security
+from shoal.agent.security.quota import (
+    NO_QUOTAS,
+    QUOTA_MAX,
+    SECOND_NS,
+    Buckets,
+    QuotaError,
+    QuotaKeeper,
+    Quotas,
+    Taken,
+    joined,
+    quotas_from,
+)
+
+BY = AskedBy("ann", "token", "127.0.0.1", 1_000, "0" * 16)
+PAUSES = st.lists(st.tuples(st.integers(0, 3 * SECOND_NS), st.integers(0, 5_000)), max_size=60)
+
+
+@given(PAUSES, st.integers(1, 3_000), st.integers(1, 20))
+def test_no_more_than_rate_times_time_and_one_second(
+    asked: list[tuple[int, int]], bytes_in: int, requests: int
+) -> None:
+    """At every moment, of bytes and of requests; a larger request than a second's worth counts for itself."""
+    quotas, buckets, now_ns = Quotas(bytes_in=bytes_in, requests=requests), Buckets(), 0
+    passed = passed_bytes = largest = 0
+    for pause_ns, size in asked:
+        now_ns += pause_ns
+        if buckets.take(quotas, Taken(size, reads=False), now_ns) is None:
+            passed += 1
+            passed_bytes += size
+            largest = max(largest, size)
+            assert passed * SECOND_NS <= requests * (now_ns + SECOND_NS)
+            assert passed_bytes * SECOND_NS <= bytes_in * now_ns + max(bytes_in, largest) * SECOND_NS
+
+
+@given(PAUSES, st.integers(1, 3_000), st.integers(1, 20))
+def test_a_refusal_says_when_the_same_request_passes(
+    asked: list[tuple[int, int]], bytes_in: int, requests: int
+) -> None:
+    """Then it does, and a moment before it does not; a refused one has taken nothing."""
+    quotas, buckets, now_ns = Quotas(bytes_in=bytes_in, requests=requests), Buckets(), 0
+    for pause_ns, size in asked:
+        now_ns += pause_ns
+        taken, before = Taken(size, reads=False), repr(buckets)
+        while (refusal := buckets.take(quotas, taken, now_ns)) is not None:
+            assert repr(buckets) == before
+            assert refusal.wait_ns > 0
+            again = buckets.take(quotas, taken, now_ns + refusal.wait_ns - 1)
+            assert again is not None
+            now_ns += refusal.wait_ns
+
+
+@given(PAUSES, st.integers(1, 3_000))
+def test_answers_that_are_cut_keep_the_rate(asked: list[tuple[int, int]], bytes_out: int) -> None:
+    """A reader that takes what is left at each time has at most rate * time and a second's worth."""
+    quotas, buckets, now_ns, sent = Quotas(bytes_out=bytes_out), Buckets(), 0, 0
+    for pause_ns, wanted in asked:
+        now_ns += pause_ns
+        if buckets.take(quotas, Taken(0, reads=True), now_ns) is not None:
+            continue
+        left = buckets.left_out(quotas, now_ns)
+        assert left is not None
+        assert left >= 1
+        buckets.send(quotas, min(wanted, left), now_ns)
+        sent += min(wanted, left)
+        assert sent * SECOND_NS <= bytes_out * (now_ns + SECOND_NS)
+        assert buckets.debt_ns(now_ns) <= bytes_out * len(asked)  # each cost is rounded up by less than 1 ns
+
+
+def test_one_that_asks_for_ten_times_its_quota_costs_another_nothing() -> None:
+    """A minute of virtual time: the one within its quota passes always, and the greedy one as often as if it
+    were alone."""
+    quotas = Quotas(requests=100, bytes_in=10_000)
+
+    def minute(*principals: tuple[str, int]) -> dict[str, int]:
+        keeper, passed = QuotaKeeper(), dict.fromkeys((name for name, _ in principals), 0)
+        for now_ns in range(0, 60 * SECOND_NS, SECOND_NS // 1_000):
+            for name, rate in principals:
+                if now_ns % (SECOND_NS // rate) == 0:
+                    taken = Taken(100, reads=False)
+                    passed[name] += keeper.of(name, now_ns).take(quotas, taken, now_ns) is None
+        return passed
+
+    both = minute(("greedy", 1_000), ("modest", 100))
+    assert both["modest"] == 60 * 100
+    assert both["greedy"] == minute(("greedy", 1_000))["greedy"] <= 61 * 100
+
+
+def test_an_empty_bucket_of_answers_refuses_reads_alone() -> None:
+    """Writes go on, and so do reads once it is paid for."""
+    quotas, buckets = Quotas(bytes_out=1_000), Buckets()
+    buckets.send(quotas, 3_000, 0)
+    assert buckets.debt_ns(0) == 2 * SECOND_NS
+    assert buckets.take(quotas, Taken(500, reads=False), 0) is None
+    refusal = buckets.take(quotas, Taken(0, reads=True), 0)
+    assert refusal is not None
+    assert (refusal.kind, refusal.limit) == ("bytes_out", 1_000)
+    assert buckets.take(quotas, Taken(0, reads=True), refusal.wait_ns) is None
+
+
+def test_a_request_that_begins_anew_takes_once() -> None:
+    """What was given back is there again."""
+    quotas, buckets, taken = Quotas(bytes_in=100, requests=1), Buckets(), Taken(100, reads=False)
+    assert buckets.take(quotas, taken, SECOND_NS) is None
+    buckets.give_back(quotas, taken)
+    assert buckets.take(quotas, taken, SECOND_NS) is None
+    assert buckets.take(quotas, taken, SECOND_NS) is not None
+
+
+def test_without_a_limit_nothing_is_counted() -> None:
+    """The buckets stay as they were made."""
+    buckets = Buckets()
+    assert buckets.take(NO_QUOTAS, Taken(QUOTA_MAX, reads=True), 0) is None
+    buckets.send(NO_QUOTAS, QUOTA_MAX, 0)
+    assert repr(buckets) == repr(Buckets())
+    assert buckets.left_out(NO_QUOTAS, 0) is None
+
+
+def test_buckets_are_bounded_and_full_ones_are_forgotten_first() -> None:
+    """However many principals ask: one that asked lately keeps what it owes."""
+    quotas, keeper = Quotas(requests=1), QuotaKeeper(buckets_max=3)
+    for number in range(10):
+        keeper.of(f"p{number}", 0).take(quotas, Taken(0, reads=False), 0)
+        assert len(keeper) <= 3
+    assert keeper.of("p9", 0).take(quotas, Taken(0, reads=False), 0) is not None
+    keeper.of("new", 2 * SECOND_NS)
+    assert len(keeper) == 1
+
+
+def test_a_principals_own_quota_counts_before_those_of_its_roles() -> None:
+    """Of its roles the most generous one, each kind by itself."""
+    roles = (Quotas(bytes_in=5, requests=7), Quotas(bytes_in=9), NO_QUOTAS)
+    assert joined(Quotas(requests=3), roles) == Quotas(bytes_in=9, requests=3)
+    assert joined(NO_QUOTAS, roles) == Quotas(bytes_in=9, requests=7)
+    assert joined(NO_QUOTAS, ()) == joined(NO_QUOTAS, (NO_QUOTAS,)) == NO_QUOTAS
+
+
+@pytest.mark.parametrize("value", [
+    [], "requests=5", 5, {"request": 5}, {"requests": 0}, {"requests": -1}, {"requests": 1.5},
+    {"requests": True}, {"requests": "5"}, {"requests": None}, {"bytes_in": QUOTA_MAX + 1}, {1: 5},
+])  # fmt: skip
+def test_quotas_that_cannot_be(value: object) -> None:
+    """One error, in words."""
+    with pytest.raises(QuotaError):
+        quotas_from(value)
+
+
+def test_quotas_stand_in_the_state_and_its_documents() -> None:
+    """With their principal or role; one without any has the document that it had before there were any."""
+    some = Quotas(bytes_out=10, requests=5)
+    role = PutRole("clerk", None, (), BY, Quotas(requests=9, bytes_in=4))
+    bob = PutPrincipal("bob", None, ("clerk",), (), BY, some)
+    for command, operation in ((role, "role-put"), (bob, "principal-put")):
+        assert command_from(operation, command_document(command)) == command
+    state = Security()
+    assert [state.apply(role, (0, 1)), state.apply(bob, (0, 2))] == ["done", "done"]
+    state.check_invariants()
+    assert state_from(json.loads(json.dumps(state_document(state)))) == state
+    assert state.quotas_of("bob") == Quotas(bytes_in=4, bytes_out=10, requests=5)
+    assert state.quotas_of("eve", ("clerk", "nobody")) == Quotas(bytes_in=4, requests=9)
+    bare = PutPrincipal("bob", (0, 2), (), (), BY)
+    assert "quotas" not in command_document(bare)
+    assert state.apply(bare, (0, 3)) == "done"
+    state.check_invariants()
+    assert "quotas" not in state_document(state)["principals"][0]
+    assert state.quotas_of("bob") == NO_QUOTAS
+    with pytest.raises(ValueError, match="whole number"):
+        command_from("principal-put", {**command_document(role), "roles": [], "quotas": {"requests": 0}})
