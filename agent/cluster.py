@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from shoal.agent.audit.post import AuditPost
 from shoal.agent.bootstrap.cluster_finder import ClusterFinder
 from shoal.agent.bootstrap.empty_cluster_guard import EmptyClusterGuard
 from shoal.agent.bootstrap.outgrown_watch import OutgrownWatch
@@ -100,6 +101,7 @@ class Cluster:
     lost_replicas: LostReplicas
     guard: EmptyClusterGuard
     outgrown: OutgrownWatch
+    audit: AuditPost
 
     async def start(self, parts: AsyncExitStack) -> None:
         """Listen to peers and members, open the catalog, and let requests in."""
@@ -125,6 +127,9 @@ class Cluster:
         links.handle_request(PeerMessage.GROUP_CONFIGURATION, self.holding.on_ask)
         links.handle_request(PeerMessage.GROUP_LOST, self.lost_replicas.on_lost)
         links.handle(PeerMessage.CATALOG_HINT, catalog.exchange.on_hint)
+        links.handle_request(PeerMessage.LETTERS, self.joined.letters.on_letter)
+        links.handle_request(PeerMessage.LETTERS_READ, self.joined.letters.on_read)
+        links.handle_request(PeerMessage.AUDIT, self.audit.on_audit)
         links.handle_request(PeerMessage.ROUTES_PULL, routes.on_pull)
         links.handle(PeerMessage.ROUTES_HINT, routes.on_hint)
         links.on_level = self._on_level
@@ -177,6 +182,7 @@ class Cluster:
             "upkeep": repeat(UPKEEP_INTERVAL_S, upkeep.look),
             "level": repeat(UPKEEP_INTERVAL_S, levels.look),
             "outgrown": self.outgrown.run(),
+            "audit": self.audit.run(),
         }
 
     async def _tell_catalog_version(self) -> None:
@@ -196,8 +202,16 @@ async def make_cluster(node: Node, parts: AsyncExitStack, record: ClusterRecord)
     host = await _make_host(node, parts, record.cluster_id, lambda group: routes.group_changed(group), box)
     routes = _make_routes(node, host)
     catalog = _make_catalog(node, host, record)
-    letters = box.post = _make_letters(node, host, routes, catalog)
+
+    def leader(group: GroupId) -> str | None:
+        claim = routes.table.leadership(group, node.roster.is_live)
+        return None if claim is None else claim.leader
+
+    letters = box.post = DeadLetters(host, node.roster, lambda: catalog.catalog, leader)
     node.names.find_topic = lambda topic_id: catalog.catalog.name_of(topic_id)
+    trail = node.broker.trail
+    if trail is not None:
+        catalog.on_security = trail.committed
     holding = Assignments(host=host, catalog=catalog, roster=node.roster, routes=routes.table)
     host.log_repair.holders = lambda group: routes.table.claims_about(group).keys()
     scrubber = Scrubber(
@@ -220,6 +234,7 @@ async def make_cluster(node: Node, parts: AsyncExitStack, record: ClusterRecord)
         LostReplicas(node.clock.now_ms),
         guard,
         OutgrownWatch(record.cluster_id, node.roster, node.rng, node.levels),
+        AuditPost(trail, host, node.roster, catalog, leader, node.broker.make_audit_topic, node.clock),
     )
 
 
@@ -276,17 +291,6 @@ def _make_routes(node: Node, host: Host) -> RouteExchange:
         claim=claim,
         touched=lambda: [replica.group for replica in host.turns.take_touched()],
     )
-
-
-def _make_letters(node: Node, host: Host, routes: RouteExchange, catalog: CatalogService) -> DeadLetters:
-    def leader(group: GroupId) -> str | None:
-        claim = routes.table.leadership(group, node.roster.is_live)
-        return None if claim is None else claim.leader
-
-    letters = DeadLetters(host, node.roster, lambda: catalog.catalog, leader)
-    node.links.handle_request(PeerMessage.LETTERS, letters.on_letter)
-    node.links.handle_request(PeerMessage.LETTERS_READ, letters.on_read)
-    return letters
 
 
 def _make_catalog(node: Node, host: Host, record: ClusterRecord) -> CatalogService:

@@ -204,6 +204,9 @@ ADDITIONS: tuple[Addition, ...] = (
             "token-revoke": "ends a token",
         },
     ),
+    *_additions(
+        6, AdditionKind.LINK_MESSAGE, {"AUDIT": "appends records to the topic `_audit` at its leader"}
+    ),
 )
 
 

@@ -65,6 +65,7 @@ from shoal.agent.process.signals import open_files
 from shoal.agent.process.unix_socket import listen_at, remove
 from shoal.agent.security.access import Access, OpenAccess
 from shoal.agent.security.agents_tls import OWN_TLS, AgentsTls, in_the_open
+from shoal.agent.security.audit import AuditTrail
 from shoal.agent.security.judge import Judge
 from shoal.agent.security.jwt import Issuer, Verifier
 from shoal.agent.service.broker import Broker
@@ -341,6 +342,8 @@ def _access(node: Node) -> Access:
 async def _serve_http(node: Node, parts: AsyncExitStack, listener: socket.socket) -> None:
     """Raises PortError."""
     http, tls = node.config.http, node.tls
+    if node.config.asks_for_credentials:
+        node.broker.trail = AuditTrail(node.identity.name)
     in_the_open_too = []
     if http.http_socket is not None:
         in_the_open_too.append(listen_at(http.http_socket))
@@ -352,6 +355,7 @@ async def _serve_http(node: Node, parts: AsyncExitStack, listener: socket.socket
         cors_origins=http.cors_origins,
         lookup=node.lookup,
         access=_access(node),
+        trail=node.broker.trail,
         tls=node.agents_tls,
     )
     parts.push_async_callback(runner.cleanup)

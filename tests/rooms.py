@@ -83,8 +83,8 @@ ROOMS = {
     "agent/cli/bench": "agent/cli/terminal shoal/client shoal/client/http shoal/client/produce",
     "agent/cli/top": "agent/cli/terminal shoal/client shoal/client/http",
     "agent/cli/terminal": "shoal/client shoal/client/http",
-    "agent": """agent/bootstrap agent/config agent/delivery agent/durable agent/events agent/host agent/http
-        agent/http/admission agent/issuer agent/members agent/partition agent/peers agent/placement
+    "agent": """agent/audit agent/bootstrap agent/config agent/delivery agent/durable agent/events agent/host
+        agent/http agent/http/admission agent/issuer agent/members agent/partition agent/peers agent/placement
         agent/process agent/routing agent/service agent/settings agent/tls agent/topics
         membership/interface membership/serf membership/wire replication segment_store/disk
         segment_store/errors shoal/__init__""",
@@ -92,6 +92,7 @@ ROOMS = {
         agent/host agent/interface agent/members agent/partition agent/peers agent/placement agent/process
         agent/receive agent/routing agent/submission agent/table agent/topics membership/interface
         replication/placement segment_store/check shoal/client/http""",
+    "agent/audit": "agent/durable agent/peers agent/process agent/submission agent/topics",
     "agent/placement": """agent/bootstrap agent/durable agent/host agent/members agent/partition agent/peers
         agent/process agent/routing agent/topics replication replication/placement replication/roles
         segment_store/disk segment_store/errors""",

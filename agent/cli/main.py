@@ -19,7 +19,7 @@ from shoal.agent.cli import agent as agent_commands
 from shoal.agent.cli import cluster, config, context, drain, group, keys, level, partition, spark, topic
 from shoal.agent.cli.bench import command as bench
 from shoal.agent.cli.examine import doctor, log
-from shoal.agent.cli.records import consume, produce, table
+from shoal.agent.cli.records import audit, consume, produce, table
 from shoal.agent.cli.secure import command as secure
 from shoal.agent.cli.terminal.completion import join_bash_words
 from shoal.agent.cli.terminal.connection import with_credentials
@@ -67,6 +67,7 @@ single = (
     keys.app,
     produce.app,
     consume.app,
+    audit.app,
     top.app,
     bench.app,
     own,

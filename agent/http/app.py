@@ -22,7 +22,7 @@ from shoal.agent.http.admission.origin import HostPolicy
 from shoal.agent.http.admission.places import Place
 from shoal.agent.http.core.context import Call, Context
 from shoal.agent.http.core.cors import is_preflight, note_origin, preflight, prepare
-from shoal.agent.http.core.dispatch import RouteTable
+from shoal.agent.http.core.dispatch import Route, RouteTable
 from shoal.agent.http.core.doorkeeper import Doorkeeper
 from shoal.agent.http.core.forward import Forwarder
 from shoal.agent.http.core.handed_over import HandedOver
@@ -40,11 +40,13 @@ from shoal.agent.http.produce.fast_append import FastAppends
 from shoal.agent.http.shared import Shared
 from shoal.agent.http.tables import read as table_read
 from shoal.agent.http.tables import row as table_row
+from shoal.agent.http.witness import Witness
 from shoal.agent.interface import Broker
 from shoal.agent.log_lines.schema import about
 from shoal.agent.metrics.measures import ABORTED, NO_OPERATION
 from shoal.agent.security.access import Access, OpenAccess, PeerCertificate
 from shoal.agent.security.agents_tls import AgentsTls, in_the_open
+from shoal.agent.security.audit import AuditTrail
 from shoal.errors import ShoalError, shown
 from shoal.lookup import Lookup
 
@@ -81,6 +83,8 @@ class Dispatcher:
         self._policy = HostPolicy(context.broker.url, allowed_hosts, cors_origins)
         described = Description(route for part in PARTS for route in part.ROUTES)
         self._table = RouteTable(described.routes, {**produce.HINTS, **table_row.HINTS})
+        trail = context.doorkeeper.trail
+        self._witness = None if trail is None else Witness(context.doorkeeper, trail)
         self.appends = FastAppends(context, self._policy, self._table, produce.ROUTES)
         self.receives = FastReceives(context, self._policy, self._table)
         self.rows = FastRows(context, self._policy, self._table)
@@ -142,7 +146,21 @@ class Dispatcher:
         route, arguments = self._table.resolve(request.method, path)
         handler.operation = route.operation.name
         certificate = handler.front.certificate
-        asker = self._context.doorkeeper.admit(route.operation, arguments, headers, certificate)
+        answer = self._answer(request, handler, route, arguments, raw_query)
+        if self._witness is None:
+            return await answer
+        return await self._witness.watch(request, route.operation, arguments, certificate, answer)
+
+    async def _answer(
+        self,
+        request: web.BaseRequest,
+        handler: HandedOver,
+        route: Route,
+        arguments: tuple[str, ...],
+        raw_query: str,
+    ) -> web.StreamResponse:
+        certificate = handler.front.certificate
+        asker = self._context.doorkeeper.admit(route.operation, arguments, request.headers, certificate)
         handler.meter = asker.meter
         query = parse_query(raw_query, route.operation.parameter_names) if raw_query else NO_QUERY
         return await route.handler(Call(self._context, request, arguments, query, raw_query, asker))
@@ -266,6 +284,7 @@ def make_runner(
     agents_are_proven: bool = False,
     access: Access | None = None,
     tls: AgentsTls = in_the_open,
+    trail: AuditTrail | None = None,
 ) -> HttpRunner:
     """The HTTP side of an agent; call inside the event loop that will run it.
 
@@ -273,9 +292,11 @@ def make_runner(
     example). `cors_origins`: whose pages may use it beside its own. `lookup`: of other agents' names.
     `agents_are_proven`: TLS tells which connections are other agents'. `access`: judges requests; without one
     nobody is asked. `tls`: of connections to other agents; where it gives a context, they are proven, too.
+    `trail`: the audit, told where anybody is asked.
     """
     chosen = limits if limits is not None else HttpLimits()
     forwarder = Forwarder(broker.agent_id, chosen, lookup, tls)
-    doorkeeper = Doorkeeper(access or OpenAccess(), agents_are_proven=agents_are_proven or tls() is not None)
+    proven = agents_are_proven or tls() is not None
+    doorkeeper = Doorkeeper(access or OpenAccess(), agents_are_proven=proven, trail=trail)
     context = Context(broker, chosen, forwarder, doorkeeper)
     return HttpRunner(Dispatcher(context, allowed_hosts, cors_origins), context)

@@ -152,6 +152,12 @@ _HTTP = (
         "shoal_quota_refused_total", "Requests refused for a quota, by the one that was used up.", "quota"
     ),
 )
+_AUDIT = (
+    _counter("shoal_audit_records_total", "Records of this agent that stand in the topic `_audit`."),
+    _counter(
+        "shoal_audit_left_out_total", "Refusals beyond 100 a second and address, and what found no room."
+    ),
+)
 _TLS = (
     _gauge(
         "shoal_tls_certificate_expires_seconds",
@@ -199,6 +205,7 @@ SECTIONS: Final = {
     "The disk": _DISK,
     "HTTP": _HTTP,
     "TLS": _TLS,
+    "The audit": _AUDIT,
     "The process": _PROCESS,
     "Partitions": _PARTITIONS,
     "Consumer groups in partitions": _GROUPS_OF_PARTITIONS,

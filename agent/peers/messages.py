@@ -59,6 +59,9 @@ class PeerMessage(IntEnum):
     VIEW_PIECE = 82  # request: group, run, position -> bytes of the run's file
     CATALOG_KEPT = 78  # request -> what the receiver holds of topics that its catalog does not know
     LETTERS = 80  # request to the leader of a partition of dead letters: one -> nothing, or why it never will
+    AUDIT = (
+        84  # request to the leader of the audit's topic, or to the catalog's: records -> nothing, once stored
+    )
     LETTERS_READ = 83  # request to the same: a place -> batches from there on, and where to go on
 
 
@@ -136,6 +139,30 @@ def decode_letter(payload: bytes) -> tuple[GroupId, ProducerStamp, Message]:
         return decode_group(payload[:GROUP_ID_BYTES]), producer, message_from_batch(batch)
     except (BatchError, pa.ArrowException) as error:
         raise PeerMessageError(f"a dead letter that is no record: {error}") from None
+
+
+def encode_audit(producer: ProducerStamp, records: Message) -> bytes:
+    """Records of the audit, and their place among those of the producer."""
+    numbers = _LETTER.pack(producer.producer_id, producer.epoch, producer.sequence)
+    prefix = PREFIX.pack(CONTINUATION, len(records.metadata))
+    return b"".join((numbers, prefix, records.metadata, bytes(records.body)))
+
+
+def decode_audit(payload: bytes) -> tuple[ProducerStamp, Message]:
+    """Raises PeerMessageError."""
+    if len(payload) < _LETTER.size:
+        raise PeerMessageError(f"audit records of {len(payload)} bytes")
+    producer = ProducerStamp(*_LETTER.unpack_from(payload))
+    if not any(producer.producer_id) or min(producer.epoch, producer.sequence) < 0:
+        raise PeerMessageError(f"audit records from {producer}")
+    try:
+        batch = to_record_batch(payload[_LETTER.size :], DEFAULT_SCHEMA)
+        batch.validate(full=True)
+        if batch.num_rows < 1:
+            raise PeerMessageError("no audit records")
+        return producer, message_from_batch(batch)
+    except (BatchError, pa.ArrowException) as error:
+        raise PeerMessageError(f"audit records that are no batch: {error}") from None
 
 
 def encode_letters_wanted(target: GroupId, offset: Offset) -> bytes:

@@ -27,6 +27,7 @@ from shoal.agent.peers.links import Links
 from shoal.agent.placement.drain import Draining
 from shoal.agent.process.clock import Clock
 from shoal.agent.process.process_statistics import process_statistics
+from shoal.agent.security.audit import AuditTrail
 from shoal.agent.security.principals import Security
 from shoal.agent.service import documents, metrics
 from shoal.agent.service.cluster_view import AgentFacts, Joined
@@ -64,6 +65,8 @@ class Broker(GroupService, TableService, LevelService, SecurityAdmin):
         self._event_sources = event_sources
         self.keys = KeyService(roster.gossip)
         self.catalog_birth: tuple[str, ...] = ()
+        self.trail: AuditTrail | None = None
+        """The audit of this agent; None where it asks for no credentials."""
         self._links = links
         self._started_ms = clock.now_ms()
         self.started_at = format_time(clock.now_us())  # of the wall: compared between hosts
@@ -177,6 +180,7 @@ class Broker(GroupService, TableService, LevelService, SecurityAdmin):
             "shoal_kept_topics": len(cluster.kept()),
             "shoal_cleared_writes_total": len(cluster.cleared_writes),
             **metrics.of_measures(facts.measures),
+            **metrics.of_audit(self.trail),
             **metrics.of_certificates(facts.measures, self._clock.now_us()),
             **metrics.of_members(self._roster.members()),
             **metrics.of_news(self._event_sources.news),

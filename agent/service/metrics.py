@@ -28,6 +28,7 @@ from shoal.agent.peers.links import Links
 from shoal.agent.process.clock import by_turns
 from shoal.agent.process.process_statistics import ProcessStatistics
 from shoal.agent.receive import GroupNumbers
+from shoal.agent.security.audit import AuditTrail
 from shoal.errors import ShoalError
 from shoal.membership.interface import Member
 
@@ -91,6 +92,12 @@ def of_certificates(measures: Measures, now_us: int) -> Reading:
         (name,): until - now_us / 1_000_000 for name, until in measures.certificates.items()
     }
     return {"shoal_tls_certificate_expires_seconds": left}
+
+
+def of_audit(trail: AuditTrail | None) -> Reading:
+    """An agent that asks for no credentials has written nothing."""
+    written, left_out = (0, 0) if trail is None else (trail.written, trail.left_out)
+    return {"shoal_audit_records_total": written, "shoal_audit_left_out_total": left_out}
 
 
 def of_members(members: Iterable[Member]) -> Reading:

@@ -17,6 +17,7 @@ from shoal.agent.durable.ids import GroupId
 from shoal.agent.interface import MAX_REPLICATION_FACTOR
 from shoal.agent.levels import outlook, too_low
 from shoal.agent.members.roster import candidate_of
+from shoal.agent.security.audit import AUDIT_RETENTION_MS, AUDIT_TOPIC
 from shoal.agent.service import documents
 from shoal.agent.service.cluster_view import ClusterView, not_leader
 from shoal.agent.topics.catalog import (
@@ -108,6 +109,18 @@ class TopicService(ClusterView):
             return _is_made_by(key, applied.entry), self._equal_or_differs(applied.entry, settings)
         await asyncio.gather(service.exchange.tell_peers(), self._wait_for_leaders(entry))
         return True, self._document(entry)
+
+    async def make_audit_topic(self, timeout_ms: int) -> None:
+        """The topic of the audit, if there is none; of the system, so that no request makes, changes or ends
+        it. ShoalError not-enough-members, catalog-full, not-leader, no-leader, timeout."""
+        service = await self._current_catalog(timeout_ms)
+        if AUDIT_TOPIC in service.catalog.topics:
+            return
+        settings = TopicSettings(retention_age_ms=AUDIT_RETENTION_MS)
+        entry = await self._new_entry(AUDIT_TOPIC, None, settings, explicit_factor=False)
+        applied = await service.propose(CreateTopic(entry), timeout_ms)
+        _check_room(applied, service)
+        await asyncio.gather(service.exchange.tell_peers(), self._wait_for_leaders(entry))
 
     async def kept_topics(self) -> dict[str, Any]:
         """GET /v1/kept-topics: topics that live agents hold and the catalog does not know, and agents that

@@ -31,6 +31,7 @@ from shoal.agent.partition.status import ServingState
 from shoal.agent.peers.messages import PeerMessage, decode_topic_id
 from shoal.agent.process.clock import is_set_within
 from shoal.agent.process.errors import StartError
+from shoal.agent.security.principals import SecurityCommand
 from shoal.agent.submission import Submission
 from shoal.agent.topics.catalog import (
     BeginEpoch,
@@ -102,6 +103,8 @@ class CatalogService:
         self.leader = leader
         self.local = local
         self.exchange = CatalogExchange(self.local, peers, rng, self.leads, levels)
+        self.on_security: Callable[[tuple[int, int], SecurityCommand], None] | None = None
+        """Told of each command about principals, roles and tokens that was carried out, with its place."""
         self.halted: str | None = None
         self.is_current = True
         """Whether requests may be judged by the state here, or it may be from before a crash. Where it is
@@ -287,6 +290,8 @@ class CatalogService:
         elif isinstance(command, BeginEpoch) and outcome == "done":
             self.local.astray = False
             logger.warning("_catalog: recovered by force; it continues as version %s", self.catalog.version)
+        if self.on_security is not None and outcome == "done" and isinstance(command, SecurityCommand):
+            self.on_security((self.catalog.epoch, offset), command)
         self._outcomes[offset] = Applied(outcome, self.catalog.subject(command))
         if len(self._outcomes) > MAX_OUTCOMES:
             del self._outcomes[next(iter(self._outcomes))]

@@ -27,8 +27,10 @@ from shoal.agent.partition.state.idempotence import ProducerTable, ProducerTable
 from shoal.agent.partition.state.retention import RetentionError, decode_trim, encode_trim
 from shoal.agent.peers.messages import (
     PeerMessageError,
+    decode_audit,
     decode_letter,
     decode_letters,
+    encode_audit,
     encode_letter,
     encode_letters,
 )
@@ -333,6 +335,7 @@ def _partition_targets() -> list[Target]:
             (GroupWireError,),
         ),
         Target("dead letter", [_letter()], decode_letter, (PeerMessageError,)),
+        Target("audit records", [_audit_records()], decode_audit, (PeerMessageError,)),
         Target("dead letters", [_letters()], decode_letters, (PeerMessageError,)),
         Target("trim", [encode_trim(LogIndex(9))], decode_trim, (RetentionError,)),
         Target("catalog", [catalog.to_bytes()], Catalog.from_bytes, (CatalogError,)),
@@ -344,6 +347,11 @@ def _letter() -> bytes:
     columns = RecordColumns([None], [b"key"], [b"value"], [[("shoal-letter", b"7")]])
     producer = ProducerStamp(b"p" * 16, 0, 6)
     return encode_letter(GroupId(b"t" * 16, 3), producer, columns_to_message(columns, 1_000_000))
+
+
+def _audit_records() -> bytes:
+    columns = RecordColumns([None] * 2, [None] * 2, [b"{}", b"{}"], [None] * 2)
+    return encode_audit(ProducerStamp(b"p" * 16, 0, 6), columns_to_message(columns, 1_000_000))
 
 
 def _letters() -> bytes:

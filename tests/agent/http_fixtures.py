@@ -18,6 +18,7 @@ from yarl import URL
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.app import HttpRunner, make_runner
 from shoal.agent.security.access import Access, PeerCertificate
+from shoal.agent.security.audit import AuditTrail
 from shoal.format.batch import DEFAULT_SCHEMA
 
 EVENTS = "text/event-stream"
@@ -140,10 +141,12 @@ async def running(
     limits: HttpLimits | None = None,
     access: Access | None = None,
     certificate: Callable[[], PeerCertificate | None] | None = None,
+    trail: AuditTrail | None = None,
 ) -> AsyncIterator[Agent]:
     """An HTTP server for a broker; sets the broker's URL. `certificate`: of a connection that comes, as if
     TLS had proven it."""
-    runner = make_runner(broker, limits, access=access, agents_are_proven=certificate is not None)
+    proven = certificate is not None
+    runner = make_runner(broker, limits, access=access, agents_are_proven=proven, trail=trail)
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     if certificate is None:

@@ -60,7 +60,7 @@ def with_credentials(app: typer.Typer) -> typer.Typer:
     for known in app.registered_commands:
         command = known.callback
         assert command is not None
-        if "agent" in inspect.signature(command).parameters:
+        if "agent" in command.__annotations__:  # a signature takes a tenth of a millisecond, of each command
             known.callback = _taking_credentials(command)
     return app
 

@@ -73,6 +73,8 @@ def with_json(app: typer.Typer) -> typer.Typer:
     for known in app.registered_commands:
         command = known.callback
         assert command is not None
+        if "output" not in command.__annotations__:
+            continue
         output = inspect.signature(command).parameters.get("output")
         default = None if output is None else output.default
         choices = {one.value: one for one in type(default)} if isinstance(default, StrEnum) else {}

@@ -14,7 +14,7 @@ from multidict import CIMultiDictProxy
 from shoal.agent.http.admission.answer_room import AnswerReservation, AnswerRoom
 from shoal.agent.http.admission.limits import Gate, HttpLimits
 from shoal.agent.http.admission.places import Places
-from shoal.agent.http.core.doorkeeper import Asker, Doorkeeper
+from shoal.agent.http.core.doorkeeper import Asker, Doorkeeper, wall_ms
 from shoal.agent.http.core.forward import FORWARDED_BY, Forwarder
 from shoal.agent.http.core.parameters import Query, boolean, duration_ms, is_number
 from shoal.agent.http.core.receive_places import ReceivePlaces
@@ -25,6 +25,7 @@ from shoal.agent.http.rows.selection import Selector
 from shoal.agent.interface import Broker
 from shoal.agent.metrics.measures import HttpMeasures
 from shoal.agent.security.access import OpenAccess
+from shoal.agent.security.audit import happening
 from shoal.errors import ShoalError, shown
 
 T = TypeVar("T")
@@ -108,6 +109,13 @@ class Call:
         """So much of it as the asker's quota leaves."""
         meter = self.asker.meter
         return max_bytes if meter is None else meter.affordable(max_bytes)
+
+    def tell_change(self, operation: str, thing: str) -> None:
+        """Into the audit: the request has made something beside what it asked for."""
+        trail = self.context.doorkeeper.trail
+        if trail is not None:
+            event = happening(self.asker.identity, self.request.remote or "", operation, thing, "done")
+            trail.changed(event, int(wall_ms()))
 
     async def waiting(self, awaitable: Awaitable[T]) -> T:
         """Its result; see Waits.run."""

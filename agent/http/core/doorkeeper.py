@@ -21,6 +21,7 @@ from shoal.agent.http.api.operation import Operation
 from shoal.agent.http.core.forward import AUTHORIZATION, FORWARDED_BY, PRINCIPAL
 from shoal.agent.http.core.request_quota import Meter, Metered, Meters, metered_by
 from shoal.agent.security.access import ANONYMOUS, Access, Identity, PeerCertificate, Proof
+from shoal.agent.security.audit import AUDIT_TOPIC, AuditTrail, login_of
 from shoal.agent.security.needs import Action, Need, ResourceKind
 from shoal.agent.security.quota import Taken
 from shoal.errors import ShoalError, shown
@@ -145,9 +146,13 @@ class Asker:
 class Doorkeeper:
     """One per server."""
 
-    def __init__(self, access: Access, *, agents_are_proven: bool = False) -> None:
-        """`agents_are_proven`: agents are those connections alone whose certificate says so."""
+    def __init__(
+        self, access: Access, *, agents_are_proven: bool = False, trail: AuditTrail | None = None
+    ) -> None:
+        """`agents_are_proven`: agents are those connections alone whose certificate says so. `trail`: told
+        of logins, refusals and changes, where anybody is asked."""
         self.access = access
+        self.trail = trail if access.is_on else None
         self._agents_are_proven = agents_are_proven
         self._allowed: dict[tuple[str | None, PeerCertificate | None, str, str], float] = {}
         """The wall clock's ms until which each holds."""
@@ -211,6 +216,10 @@ class Doorkeeper:
         key = (request.authorization, certificate, request.operation, request.resource)
         if self._now_ms < self._allowed.get(key, 0.0):
             return True
+        if self.trail is not None:
+            login = login_of(request.authorization, None if certificate is None else certificate.name)
+            if login is not None and not self.trail.knows_login(login, int(self._now_ms)):
+                return False  # the ordinary way knows the address, and tells the audit
         try:
             identity = self.asker(request, certificate).identity
         except ShoalError:
@@ -222,6 +231,11 @@ class Doorkeeper:
             self.metered[key] = metered
         self._allowed[key] = math.inf if identity.expires_ms is None else identity.expires_ms
         return True
+
+    def identity(self, headers: Headers, certificate: PeerCertificate | None) -> Identity:
+        """The sender of a request, for the audit. Raises ShoalError where it has not proven itself."""
+        credentials = shown_credentials(headers, certificate, OtherNeed.CREDENTIALS, "")
+        return identified(self.access, credentials, OtherNeed.CREDENTIALS, "")
 
     def _look(self) -> None:
         """Void the verdicts of another version, and read the clock: once a turn of the loop, since both cost
@@ -333,6 +347,8 @@ def check(access: Access, identity: Identity, needs: Needs, resource: str) -> No
     elif isinstance(needs, OtherNeed):
         # An agent: it has proven itself, or nobody can. Then links are taken from members' addresses.
         allowed = True
+    elif resource == AUDIT_TOPIC and needs[0].action not in (Action.DESCRIBE, Action.READ):
+        allowed = False  # nobody writes into the audit, or ends any of it
     else:
         wanted, name = of_system(needs, resource)
         allowed = any(access.may(identity, need, name) for need in wanted)

@@ -67,6 +67,8 @@ async def find(call: Call, *, by_partition: bool = False, makes: Deadline | None
             advice = f"create it with PUT {topic_path(topic.name, 'groups', quote(name, safe=''))}"
             raise ShoalError(error.code, f"{error.detail}: {advice}") from None
     created, _ = await create_anywhere(call, topic.name, name, None, makes)
+    if created:
+        call.tell_change("createGroup", f"topic:{topic.name} group:{name}")
     known_ms = min(MADE_KNOWN_MS, makes.remaining_ms())
     return Target(topic, await broker.known_group(topic, name, known_ms), partition, created)
 

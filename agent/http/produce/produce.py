@@ -223,6 +223,8 @@ class Production:
             self._call.asker.require(TOPIC_CREATE, self._name)
             deadline = Deadline(self._options.timeout_ms)
             self._created, _ = await create_topic_anywhere(self._call, self._name, None, deadline)
+            if self._created:
+                self._call.tell_change("createTopic", f"topic:{self._name}")
             topic = self._topic = await wait_topic(self._call.context, self._name, deadline)
         if self._partition is not None:
             parts = {self._partition: chunk}

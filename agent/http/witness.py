@@ -1,0 +1,126 @@
+"""The audit's eyes at the doors: refusals, logins, and changes with their outcome.
+
+Law of this file: it tells the trail and decides nothing; a request waits for nothing here. The agent that a
+client asks tells of its request. One that is asked by another agent on its behalf does not. Changes of
+principals, roles and tokens that are carried out are told by their commands (agent/security/audit.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Final
+
+from aiohttp import web
+
+from shoal.agent.http.api import security_operations
+from shoal.agent.http.api.operation import REST, Operation
+from shoal.agent.http.core.doorkeeper import Doorkeeper, wall_ms
+from shoal.agent.http.core.forward import AUTHORIZATION, FORWARDED_BY
+from shoal.agent.security.access import ANONYMOUS, Identity, PeerCertificate, Proof
+from shoal.agent.security.audit import LOGIN_PROOFS, AuditTrail, happening, login_of
+from shoal.agent.security.needs import Action
+from shoal.errors import ShoalError
+
+DONE: Final = "done"
+UNKNOWN: Final = "unknown"
+"""The outcome of a change whose client has gone, or that failed in a way that nobody foresaw."""
+ROW_KEY: Final = REST[1:-1]
+"""A part of a record, which the audit has none of."""
+REFUSALS: Final = frozenset(("unauthenticated", "forbidden"))
+CHANGING: Final = frozenset(
+    (Action.CREATE, Action.ALTER, Action.DELETE, Action.MANAGE, Action.OPERATE, Action.ADMIN)
+)
+"""Actions that change more than records and places in them."""
+COMMANDED: Final = frozenset(
+    operation.name
+    for operation in vars(security_operations).values()
+    if isinstance(operation, Operation) and operation.method != "GET"
+)
+"""Changes that the catalog's commands tell of."""
+
+
+def is_change(operation: Operation) -> bool:
+    """Whether it changes topics, groups, members, the agent, or who may what."""
+    needs = operation.needs
+    return operation.method != "GET" and isinstance(needs, tuple) and needs[0].action in CHANGING
+
+
+class Witness:
+    """One per server."""
+
+    def __init__(self, doorkeeper: Doorkeeper, trail: AuditTrail) -> None:
+        self._doorkeeper = doorkeeper
+        self._trail = trail
+
+    async def watch(
+        self,
+        request: web.BaseRequest,
+        operation: Operation,
+        arguments: tuple[str, ...],
+        certificate: PeerCertificate | None,
+        answer: Awaitable[web.StreamResponse],
+    ) -> web.StreamResponse:
+        """The answer, told where it belongs into the audit. Raises as it does."""
+        if certificate is not None and certificate.is_agent and FORWARDED_BY in request.headers:
+            return await answer
+        self._note_login(request, operation, arguments, certificate)
+        outcome = UNKNOWN
+        try:
+            response = await answer
+            outcome = DONE if response.status < 400 else str(response.status)
+            return response
+        except ShoalError as error:
+            outcome = error.code
+            raise
+        finally:
+            is_told = is_change(operation) and not (outcome == DONE and operation.name in COMMANDED)
+            if is_told or outcome in REFUSALS:
+                self._note(request, operation, arguments, certificate, outcome)
+
+    def _note(
+        self,
+        request: web.BaseRequest,
+        operation: Operation,
+        arguments: tuple[str, ...],
+        certificate: PeerCertificate | None,
+        outcome: str,
+    ) -> None:
+        identity = self._identity(request, certificate)
+        thing = thing_of(operation, arguments)
+        event = happening(identity, request.remote or "", operation.name, thing, outcome)
+        now_ms = int(wall_ms())
+        if outcome in REFUSALS:
+            self._trail.refused(event, now_ms)
+        else:
+            self._trail.changed(event, now_ms)
+
+    def _note_login(
+        self,
+        request: web.BaseRequest,
+        operation: Operation,
+        arguments: tuple[str, ...],
+        certificate: PeerCertificate | None,
+    ) -> None:
+        now_ms = int(wall_ms())
+        name = None if certificate is None or certificate.is_agent else certificate.name
+        login = login_of(request.headers.get(AUTHORIZATION), name)
+        if login is None or self._trail.knows_login(login, now_ms):
+            return
+        identity = self._identity(request, certificate)
+        if identity.proof in LOGIN_PROOFS:
+            thing = thing_of(operation, arguments)
+            event = happening(identity, request.remote or "", operation.name, thing, DONE)
+            self._trail.logged_in(login, event, now_ms)
+
+    def _identity(self, request: web.BaseRequest, certificate: PeerCertificate | None) -> Identity:
+        """The sender as far as it has proven itself."""
+        try:
+            return self._doorkeeper.identity(request.headers, certificate)
+        except ShoalError:
+            return Identity(ANONYMOUS, Proof.NONE)
+
+
+def thing_of(operation: Operation, arguments: tuple[str, ...]) -> str:
+    """The thing that a request acts on, such as `topic:orders` or `cluster`."""
+    named = zip(operation.variables, arguments, strict=True)
+    return " ".join(f"{name}:{value}" for name, value in named if name != ROW_KEY) or "cluster"

@@ -1,0 +1,199 @@
+"""The doors tell the audit of refusals, logins and changes, over the real server; nothing secret is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+from fake_broker import FakeCluster
+from http_access import MemoryAccess, Wire
+from http_fixtures import Agent, running
+
+from shoal.agent.http.api.operation import Operation
+from shoal.agent.http.app import PARTS
+from shoal.agent.http.docs.openapi import Description
+from shoal.agent.http.witness import COMMANDED, is_change
+from shoal.agent.security.access import PeerCertificate
+from shoal.agent.security.audit import REFUSALS_PER_SECOND_MAX, AuditTrail
+from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, make_token
+
+SECRET = make_token(b"\3" * TOKEN_ID_BYTES, b"\4" * SECRET_BYTES)
+LATER_MS = 10**14
+EVERYTHING = ("topic:*=*", "group:*=*", "cluster=admin,operate,describe")
+AGENT = PeerCertificate("shoal://fake/agent", is_agent=True)
+FORWARDED = ("Shoal-Forwarded-By", "0" * 32)
+
+
+class World(NamedTuple):
+    """A server that asks for credentials, with its audit."""
+
+    agent: Agent
+    access: MemoryAccess
+    trail: AuditTrail
+    admin: tuple[str, str]
+    """A header."""
+
+    def told(self) -> list[dict[str, Any]]:
+        return [json.loads(text) for text in self.trail.take(LATER_MS, 10**6)]
+
+
+@asynccontextmanager
+async def world(certificate: PeerCertificate | None = None) -> AsyncIterator[World]:
+    access, trail = MemoryAccess(), AuditTrail("one")
+    admin = ("Authorization", access.give(SECRET.reveal(), *EVERYTHING))
+    shown = None if certificate is None else (lambda: certificate)
+    async with running(FakeCluster().add("one"), access=access, certificate=shown, trail=trail) as agent:
+        yield World(agent, access, trail, admin)
+
+
+async def ask(found: World, line: str, *headers: tuple[str, str], body: bytes = b"") -> int:
+    wire = await Wire.open(found.agent.port)
+    try:
+        return (await wire.ask(line, headers, body)).status
+    finally:
+        wire.close()
+
+
+def kinds(records: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    return [(record["kind"], record["operation"], record["outcome"]) for record in records]
+
+
+async def test_refusals_are_told_with_sender_address_thing_and_code() -> None:
+    """One without credentials, one with a wrong token, and one whose token does not suffice."""
+    async with world() as found:
+        assert await ask(found, "GET /v1/topics/orders?x=1") == 401
+        assert await ask(found, "GET /v1/topics/orders", ("Authorization", "Bearer stolen-text")) == 401
+        bare = ("Authorization", found.access.give("bare"))
+        assert await ask(found, "DELETE /v1/topics/orders/groups/billing", bare) == 403
+        records = found.told()
+    assert kinds(records) == [
+        ("refusal", "describeTopic", "unauthenticated"),
+        ("refusal", "describeTopic", "unauthenticated"),
+        ("login", "deleteGroup", "done"),
+        ("refusal", "deleteGroup", "forbidden"),
+    ]
+    assert {record["address"] for record in records} == {"127.0.0.1"}
+    assert [record["principal"] for record in records] == ["anonymous", "anonymous", "of-bare", "of-bare"]
+    assert records[3]["resource"] == "topic:orders group:billing"
+    assert records[3]["proof"] == "token"
+
+
+async def test_a_login_is_told_once_and_its_requests_are_not() -> None:
+    """The first request of a fast way goes the ordinary way, which knows the address; then it is fast."""
+    async with world() as found:
+        assert await ask(found, "PUT /v1/topics/orders", found.admin) == 201
+        for _ in range(3):
+            assert await ask(found, "POST /v1/topics/orders/records", found.admin, body=b"v") == 200
+        found.access.give("other", "topic:orders=write")
+        other = ("Authorization", "Bearer other")
+        for _ in range(3):
+            assert await ask(found, "POST /v1/topics/orders/records", other, body=b"v") == 200
+        records = found.told()
+    assert kinds(records) == [
+        ("login", "createTopic", "done"),
+        ("change", "createTopic", "done"),
+        ("login", "produce", "done"),
+    ]
+    assert records[2]["address"] == "127.0.0.1"
+    assert records[2]["principal"] == "of-other"
+
+
+async def test_changes_are_told_with_their_outcome_and_reads_are_not() -> None:
+    """Also one that fails, and a topic that an append makes."""
+    async with world() as found:
+        assert await ask(found, "GET /v1/topics", found.admin) == 200
+        assert await ask(found, "DELETE /v1/topics/nothing", found.admin) == 404
+        assert await ask(found, "POST /v1/topics/fresh/records", found.admin, body=b"v") == 200
+        assert await ask(found, "PUT /v1/topics/fresh/groups/billing", found.admin) == 201
+        assert await ask(found, "DELETE /v1/topics/fresh", found.admin) == 204
+        records = found.told()
+    assert kinds(records)[1:] == [
+        ("change", "deleteTopic", "unknown-topic"),
+        ("change", "createTopic", "done"),
+        ("change", "createGroup", "done"),
+        ("change", "deleteTopic", "done"),
+    ]
+    assert records[2]["resource"] == "topic:fresh"
+
+
+async def test_changes_of_principals_are_told_by_their_commands_alone() -> None:
+    """The door tells of those that were not carried out."""
+    async with world() as found:
+        assert await ask(found, "PUT /v1/principals/bob", found.admin) == 201
+        assert await ask(found, "DELETE /v1/principals/nobody", found.admin) == 404
+        records = found.told()
+    assert kinds(records)[1:] == [("change", "deletePrincipal", "unknown-principal")]
+
+
+async def test_the_agent_that_was_asked_tells_and_not_the_one_that_it_asks() -> None:
+    """By its certificate. A client cannot hide by the header: it is refused, which is told."""
+    async with world(AGENT) as found:
+        assert await ask(found, "PUT /v1/topics/orders", FORWARDED, found.admin) == 201
+        assert await ask(found, "PUT /v1/topics/other", FORWARDED) == 401
+        assert found.told() == []
+    client = PeerCertificate("of-nobody", is_agent=False)
+    async with world(client) as found:
+        assert await ask(found, "PUT /v1/topics/orders", FORWARDED, found.admin) == 403
+        assert kinds(found.told())[-1] == ("refusal", "createTopic", "forbidden")
+
+
+async def test_a_flood_of_refusals_is_counted_and_others_are_answered() -> None:
+    """On one connection, faster than is written."""
+    async with world() as found:
+        wire = await Wire.open(found.agent.port)
+        for _ in range(3 * REFUSALS_PER_SECOND_MAX):
+            assert (await wire.ask("GET /v1/topics/orders")).status == 401
+        wire.close()
+        records = found.told()
+    written = sum(record["kind"] == "refusal" for record in records)
+    left_out = sum(record["count"] for record in records if record["kind"] == "left-out")
+    assert written + left_out == 3 * REFUSALS_PER_SECOND_MAX
+
+
+async def test_nobody_writes_into_the_audit() -> None:
+    """Administrators neither; to read it they are let in."""
+    async with world() as found:
+        for line in ("POST /v1/topics/_audit/records", "POST /v1/topics/_audit/partitions/0/records"):
+            assert await ask(found, line, found.admin, body=b"v") == 403
+        assert await ask(found, "DELETE /v1/topics/_audit", found.admin) == 403
+        assert await ask(found, "GET /v1/topics/_audit/offsets", found.admin) in (200, 404)
+        some = ("Authorization", found.access.give("some", "topic:*=*", "group:*=*"))
+        assert await ask(found, "GET /v1/topics/_audit/offsets", some) == 403
+
+
+async def test_planted_secrets_are_in_no_record() -> None:
+    """A token in the header, in the path and in the query; a record's value and key; a header's value."""
+    planted = ("planted-key", "planted-value", "planted-query", "planted-header", SECRET.reveal())
+    async with world() as found:
+        header = ("X-Planted", "planted-header")
+        await ask(found, "PUT /v1/topics/orders", found.admin, header)
+        await ask(found, "POST /v1/topics/orders/records?key=planted-key", body=b"planted-value")
+        await ask(found, f"DELETE /v1/tokens/{SECRET.reveal()}", found.admin)
+        await ask(found, f"GET /v1/topics/orders/rows/{SECRET.reveal()}/planted-key", header)
+        await ask(
+            found, "GET /v1/topics/orders?key=planted-query", ("Authorization", "Bearer planted-header")
+        )
+        records = found.told()
+        text = json.dumps(records) + repr(vars(found.trail))
+    assert len(records) >= 5
+    for secret in planted:
+        assert secret not in text
+    assert SECRET.reveal().split("_")[2] not in text
+    assert f"shoal_{SECRET.id}" in text
+
+
+def test_changes_are_those_operations_that_alter_more_than_records() -> None:
+    """By hand, once more: a new one of another kind fails here."""
+    routes = Description(route for part in PARTS for route in part.ROUTES).routes
+    operations: list[Operation] = [route.operation for route in routes]
+    assert {operation.name for operation in operations if is_change(operation)} == {
+        "createGroup", "changeGroup", "deleteGroup", "beginGroup", "seekGroup", "seekGroupInPartition",
+        "decideStopped", "redriveGroup", "redriveGroupInPartition", "createTopic", "changeTopic",
+        "deleteTopic", "adoptTopic", "trimPartition", "forceLeave", "join", "leave", "drain", "undoDrain",
+        "recover", "raiseLevel", "installKey", "useKey", "removeKey", *COMMANDED,
+    }  # fmt: skip
+    assert {
+        "putPrincipal", "deletePrincipal", "putRole", "deleteRole", "makeToken", "revokeToken",
+    } == COMMANDED  # fmt: skip

@@ -1,0 +1,202 @@
+"""The audit's core in virtual time: what is written, what is counted, and that nothing secret is in it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shoal.agent.security.access import Identity, Proof
+from shoal.agent.security.audit import (
+    ADDRESSES_MAX,
+    BUFFERED_MAX,
+    CHANGES_MAX,
+    LOGIN_AGAIN_MS,
+    LOGINS_MAX,
+    REFUSALS_PER_SECOND_MAX,
+    TEXT_CHARACTERS_MAX,
+    AuditTrail,
+    Happening,
+    happening,
+    login_of,
+    told,
+)
+from shoal.agent.security.principals import (
+    AskedBy,
+    DeletePrincipal,
+    DeleteRole,
+    MakeToken,
+    PutPrincipal,
+    PutRole,
+    RevokeToken,
+    SecurityCommand,
+)
+from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, make_token
+
+NOW_MS = 1_764_300_000_000
+ALL = 10 * BUFFERED_MAX
+ANN = Identity("ann", Proof.TOKEN)
+BY = AskedBy("ann", "token", "10.0.0.7", NOW_MS, "0123456789abcdef")
+TOKEN = make_token(b"\1" * TOKEN_ID_BYTES, b"\2" * SECRET_BYTES)
+
+
+def event(address: str = "10.0.0.7", outcome: str = "forbidden", resource: str = "topic:orders") -> Happening:
+    return happening(ANN, address, "describeTopic", resource, outcome)
+
+
+def taken(trail: AuditTrail, now_ms: int) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in trail.take(now_ms, ALL)]
+
+
+def test_a_record_tells_who_from_where_what_and_which_outcome() -> None:
+    """Each kind, with the agent and its time."""
+    trail = AuditTrail("herring")
+    trail.refused(event(), NOW_MS)
+    trail.changed(event(outcome="done"), NOW_MS + 1)
+    trail.logged_in(b"digest", event(outcome="done"), NOW_MS + 2)
+    found = taken(trail, NOW_MS + 3)
+    assert [record["kind"] for record in found] == ["refusal", "change", "login"]
+    assert found[0] == {
+        "time": "2025-11-28T03:20:00.000000Z",
+        "agent": "herring",
+        "kind": "refusal",
+        "principal": "ann",
+        "proof": "token",
+        "address": "10.0.0.7",
+        "operation": "describeTopic",
+        "resource": "topic:orders",
+        "outcome": "forbidden",
+    }
+    assert taken(trail, NOW_MS + 4) == []
+
+
+def test_a_flood_of_refusals_is_counted_and_told_when_its_second_is_over() -> None:
+    """At most so many a second and address; another address keeps its own."""
+    trail = AuditTrail("herring")
+    for number in range(REFUSALS_PER_SECOND_MAX + 900):
+        trail.refused(event("10.0.0.66"), NOW_MS + number // 2)
+    trail.refused(event("10.0.0.7"), NOW_MS + 500)
+    found = taken(trail, NOW_MS + 999)
+    assert [record["kind"] for record in found] == ["refusal"] * (REFUSALS_PER_SECOND_MAX + 1)
+    assert trail.has_news
+    assert trail.left_out == 900
+    (left,) = taken(trail, NOW_MS + 1_000)
+    assert (left["kind"], left["address"], left["count"]) == ("left-out", "10.0.0.66", 900)
+    assert taken(trail, NOW_MS + 3_000) == []
+    assert not trail.has_news
+
+
+def test_the_next_second_of_a_flood_is_written_again() -> None:
+    """Also where nobody takes in between, and where the clock goes back."""
+    trail = AuditTrail("herring")
+    for second in (0, 1, -5):
+        for _ in range(REFUSALS_PER_SECOND_MAX + 1):
+            trail.refused(event(), NOW_MS + second * 1_000)
+    kinds = [record["kind"] for record in taken(trail, NOW_MS + 10_000)]
+    assert kinds.count("refusal") == 3 * REFUSALS_PER_SECOND_MAX
+    assert kinds.count("left-out") == 3
+
+
+def test_addresses_beyond_a_bound_are_counted_together() -> None:
+    """Somebody with a million addresses fills no memory, and not the topic either."""
+    trail = AuditTrail("herring")
+    for number in range(ADDRESSES_MAX + 500):
+        trail.refused(event(f"fd00::{number:x}"), NOW_MS)
+    found = taken(trail, NOW_MS + 1_000)
+    assert sum(record["kind"] == "refusal" for record in found) == ADDRESSES_MAX + REFUSALS_PER_SECOND_MAX
+    assert [record["count"] for record in found if record["kind"] == "left-out"] == [400]
+
+
+def test_a_full_buffer_leaves_out_and_says_how_many() -> None:
+    """Nothing waits for the topic but a bounded number of records."""
+    trail = AuditTrail("herring")
+    for _ in range(BUFFERED_MAX + 7):
+        trail.changed(event(outcome="done"), NOW_MS)
+    assert trail.left_out == 7
+    first = trail.take(NOW_MS, BUFFERED_MAX - 1)
+    assert len(first) == BUFFERED_MAX - 1
+    last = taken(trail, NOW_MS)
+    assert [record["kind"] for record in last] == ["change", "left-out"]
+    assert last[1]["count"] == 7
+    assert not trail.has_news
+
+
+def test_a_login_is_told_once_in_a_while() -> None:
+    """By the digest of its credential, at most so many of which are remembered; a clock may go back."""
+    trail = AuditTrail("herring")
+    login = login_of(f"Bearer {TOKEN.reveal()}", None)
+    assert login is not None
+    assert login != login_of(None, TOKEN.reveal())
+    assert login_of(None, None) is None
+    assert not trail.knows_login(login, NOW_MS)
+    trail.logged_in(login, event(outcome="done"), NOW_MS)
+    assert trail.knows_login(login, NOW_MS + LOGIN_AGAIN_MS - 1)
+    assert not trail.knows_login(login, NOW_MS + LOGIN_AGAIN_MS)
+    assert not trail.knows_login(login, NOW_MS - 1)
+    for number in range(LOGINS_MAX):
+        trail.logged_in(number.to_bytes(16, "big"), event(outcome="done"), NOW_MS)
+    assert not trail.knows_login(login, NOW_MS)
+
+
+def test_no_record_has_a_token_or_a_text_without_end() -> None:
+    """A token that somebody put into a path is shown by its id."""
+    trail = AuditTrail("herring")
+    trail.refused(event(resource=f"token:{TOKEN.reveal()}"), NOW_MS)
+    trail.refused(event(resource="x" * 10_000), NOW_MS)
+    first, second = taken(trail, NOW_MS)
+    assert first["resource"] == f"token:shoal_{TOKEN.id}"
+    assert second["resource"] == "x" * TEXT_CHARACTERS_MAX
+
+
+COMMANDS: tuple[tuple[SecurityCommand, str, str], ...] = (
+    (PutPrincipal("bob", None, (), (), BY), "putPrincipal", "principal:bob"),
+    (DeletePrincipal("bob", (1, 2), BY), "deletePrincipal", "principal:bob"),
+    (PutRole("clerk", None, (), BY), "putRole", "role:clerk"),
+    (DeleteRole("clerk", (1, 2), BY), "deleteRole", "role:clerk"),
+    (MakeToken("bob", TOKEN.id, TOKEN.hash(), None, BY), "makeToken", f"token:{TOKEN.id} of principal:bob"),
+    (RevokeToken(TOKEN.id, BY), "revokeToken", f"token:{TOKEN.id}"),
+)
+
+
+@pytest.mark.parametrize(("command", "operation", "resource"), COMMANDS, ids=[row[1] for row in COMMANDS])
+def test_a_committed_command_is_told_alike_by_every_agent(
+    command: SecurityCommand, operation: str, resource: str
+) -> None:
+    """With its place in the catalog's log, and without the token's hash."""
+    assert told(command) == (operation, resource)
+    trails = [AuditTrail("herring"), AuditTrail("sprat")]
+    for trail in trails:
+        trail.committed((3, 255), command)
+    one, other = (list(trail.changes) for trail in trails)
+    assert one == other
+    assert one[0].place == (3, 255)
+    record = json.loads(one[0].text)
+    assert record["operation"] == operation
+    assert record["resource"] == resource
+    assert (record["principal"], record["address"], record["request"]) == ("ann", "10.0.0.7", BY.request)
+    assert (record["outcome"], record["place"]) == ("done", "3-ff")
+    assert TOKEN.hash().hex() not in one[0].text.decode()
+
+
+def test_committed_commands_are_kept_for_a_bounded_time_and_number() -> None:
+    """By agents that do not lead the catalog."""
+    trail = AuditTrail("herring")
+    for number in range(CHANGES_MAX + 5):
+        by = BY._replace(at_ms=NOW_MS + number)
+        trail.committed((0, number), PutRole("clerk", None, (), by))
+    assert len(trail.changes) == CHANGES_MAX
+    trail.forget_changes_before(NOW_MS + CHANGES_MAX)
+    assert [change.place[1] for change in trail.changes] == list(range(CHANGES_MAX, CHANGES_MAX + 5))
+
+
+def test_each_record_wakes_the_one_that_writes_it() -> None:
+    """Left out ones do not."""
+    trail, woken = AuditTrail("herring"), []
+    trail.on_news = lambda: woken.append(1)
+    trail.refused(event(), NOW_MS)
+    trail.committed((0, 1), PutRole("clerk", None, (), BY))
+    assert len(woken) == 2
+    for _ in range(2 * REFUSALS_PER_SECOND_MAX):
+        trail.refused(event(), NOW_MS)
+    assert len(woken) == 1 + REFUSALS_PER_SECOND_MAX
