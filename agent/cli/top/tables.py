@@ -6,24 +6,16 @@ Law of this file: pure. Rows in, lines of text out. A narrow table has fewer col
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from shoal.agent.cli.terminal.output import size_text
+from shoal.agent.cli.top.kinds import TableKind as TableKind
 from shoal.agent.cli.top.rows import AgentRow, ClusterRows, PartitionRow, TopicRow
 
 GAP: Final = "  "
 NAME_WIDTH_MIN: Final = 8  # a name is not cut to less as long as a column beside it can go
 WHOLE_NAME_COLUMNS: Final = 3  # no name is cut for a column beyond these
 UNKNOWN: Final = "-"
-
-
-class TableKind(StrEnum):
-    """The tables."""
-
-    TOPICS = "topics"
-    AGENTS = "agents"
-    PARTITIONS = "partitions"
 
 
 class TopColumn(NamedTuple):
