@@ -134,6 +134,7 @@ def table(kind: TableKind, rows: Sequence[Row], width: int, sorted_by: str = "")
     texts = [[column.title, *(column.text(row) for row in rows)] for column in columns]
     widths = [max(map(len, cells)) for cells in texts]
     kept = list(range(len(columns)))
+    name_width_min = max(NAME_WIDTH_MIN, len(columns[0].title))
 
     def beside_name() -> int:
         return sum(len(GAP) + widths[place] for place in kept[1:])
@@ -142,7 +143,7 @@ def table(kind: TableKind, rows: Sequence[Row], width: int, sorted_by: str = "")
         return 0 if columns[place].title == sorted_by else columns[place].rank
 
     while len(kept) > 1:
-        least = widths[0] if len(kept) > WHOLE_NAME_COLUMNS else min(widths[0], NAME_WIDTH_MIN)
+        least = widths[0] if len(kept) > WHOLE_NAME_COLUMNS else min(widths[0], name_width_min)
         if least + beside_name() <= width:
             break
         kept.remove(max(kept[1:], key=importance))
