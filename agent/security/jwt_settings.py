@@ -6,11 +6,14 @@ Law of this file: pure. Keys are read elsewhere (agent/issuer/key_source.py).
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 TEXT_CHARACTERS_MAX = 512
+PORT_MAX = 65_535
 SCHEMES = ("http://", "https://")
+_URL = re.compile(r"(https?)://([^/?#]*)[^#]*(#.*)?", re.IGNORECASE)
+_PLACE = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[^:\[\]\s]+)(?::([0-9]{0,5}))?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +61,18 @@ def is_url(place: str) -> bool:
 
 def url_fault(url: str) -> str | None:
     """The sentence that refuses it. A password in it is not repeated."""
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        host = None
-    if not host:
+    parts = _URL.fullmatch(url)
+    user, at, place = parts[2].rpartition("@") if parts is not None else ("", "", "")
+    found = _PLACE.fullmatch(place)
+    if parts is None or found is None or int(found[2] or 0) > PORT_MAX:
         return "jwt_keys is not a URL with a host: give that of the issuer's key set (jwks_uri)"
-    if parts.username is not None or parts.password is not None or parts.fragment:
+    if user or at or parts[3]:
         return "jwt_keys has a user, a password or a fragment: key sets are public, leave it out"
+    host = found[1].strip("[]").lower()
     try:
         is_this_host = ipaddress.ip_address(host).is_loopback
     except ValueError:
         is_this_host = host == "localhost"
-    if parts.scheme.lower() == "http" and not is_this_host:
+    if parts[1].lower() == "http" and not is_this_host:
         return "jwt_keys is fetched in the open, so anybody between could give keys: use https://, or a file"
     return None
