@@ -413,7 +413,7 @@ MUTANTS = (
     Mutant(
         no_dedupe_after_a_checkpoint,
         ("History",),
-        first_seed=13,
+        first_seed=31,
         knobs=_only("kill_all", "kill_leader", "mute_leader", **ROLLING, **LONG_WITH_FAULTS),
     ),
     Mutant(no_dedupe, ("History",), first_seed=1, knobs=_only("kill_leader", "cut_leader", "mute_leader")),
@@ -550,7 +550,7 @@ MUTANTS = (
     Mutant(
         never_skip,
         ("GroupHistory", "QueuesDrain"),
-        first_seed=21,
+        first_seed=51,
         knobs=SHARED | ROLLING | {"retention_bytes": 65_536},
     ),
     Mutant(write_a_letter_for_each_try, ("GroupHistory",), knobs=LETTERED),
