@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -36,7 +35,10 @@ TYPES: Final = frozenset(("jwt", "at+jwt", "application/at+jwt"))
 """Of `typ`, where it stands: others are for other ends, such as a logout, though the same keys sign them."""
 REMEMBERED_MAX: Final = 4_096
 """Verified tokens. When full they are forgotten, not searched."""
-_JWT: Final = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+")
+_BASE64URL: Final = r"((?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-][AQgw]|[A-Za-z0-9_-]{2}[AEIMQUYcgkosw048])?)"
+"""In its one form: bits of the last letter that stand for nothing are 0 (RFC 4648, 3.5), so that no two texts
+are the same JWT."""
+_JWT: Final = re.compile(rf"{_BASE64URL}\.{_BASE64URL}\.{_BASE64URL}")
 _MS: Final = 1_000
 _SECONDS_MAX: Final = 1 << 53
 
@@ -160,7 +162,8 @@ def _expiry(claims: dict[str, Any], now_ms: int) -> int:
 
 def _time(claims: dict[str, Any], name: str) -> int:
     value = claims[name]
-    if type(value) not in (int, float) or not math.isfinite(value) or not 0 < value < _SECONDS_MAX:
+    # The comparison comes first and alone: math.isfinite() raises for an integer that no float can hold.
+    if type(value) not in (int, float) or not 0 < value < _SECONDS_MAX:
         raise JwtError(f"the JWT's {name} is no time")
     return int(value * _MS)
 
