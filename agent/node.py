@@ -71,10 +71,9 @@ from shoal.agent.security.jwt import Issuer, Verifier
 from shoal.agent.service.broker import Broker
 from shoal.agent.service.cluster_view import AgentFacts
 from shoal.agent.service.event_sources import EventSources
-from shoal.agent.tls.contexts import TlsError, make_contexts
 from shoal.agent.tls.listener import TlsListener
-from shoal.agent.tls.names import names_host
-from shoal.agent.tls.reload import Renewal, TlsState
+from shoal.agent.tls.refusals import Refusals, teller
+from shoal.agent.tls.reload import TlsState, follow, load_tls
 from shoal.lookup import Lookup
 from shoal.membership.interface import Gossip, MemberEvent
 from shoal.membership.serf.snapshot import Snapshot
@@ -149,7 +148,7 @@ async def start_node(
     """`levels`: those that this agent understands. Raises PortError, and StartError where another process
     runs with this identity, or files of TLS do not fit."""
     config, identity = directory.config, directory.identity
-    tls, lookup = await _load_tls(config), Lookup()
+    tls, lookup = await load_tls(config.tls, config.cluster, config.advertised_host), Lookup()
     agents_tls = in_the_open if tls is None else tls.agents
     OWN_TLS.set(agents_tls)  # of this task, and of those that it starts: an agent's life is one
     names.learn_agent(identity.agent_id, identity.name)
@@ -168,7 +167,7 @@ async def start_node(
     await draining.load()
     measures = Measures()
     directory.disk.on_synced = measures.sync.observe
-    _follow_tls(tls, measures, links)
+    follow(tls, measures, lambda renewal: links.renew(accepted=renewal.withdrawn))
     event_sources = EventSources(events, roster, watch, clock.now_ms)
     broker = Broker(
         _facts_of(directory, url, measures, levels),
@@ -210,24 +209,6 @@ async def start_node(
     return node
 
 
-async def _load_tls(config: AgentConfig) -> TlsState | None:
-    """None where this agent speaks no TLS. Raises StartError."""
-    if not config.tls.is_on:
-        return None
-    try:
-        contexts = await asyncio.to_thread(make_contexts, config.tls, config.cluster)
-    except TlsError as error:
-        raise StartError(str(error)) from None
-    if not names_host(contexts.certificate, config.advertised_host):
-        logger.warning(
-            "tls_cert %s does not name %s, where clients look for this agent: they will refuse it",
-            config.tls.tls_cert,
-            config.advertised_host,
-            extra=about("tls-host-unnamed"),
-        )
-    return TlsState(contexts, config.cluster)
-
-
 async def _load_issuer(config: AgentConfig) -> KeySource | None:
     """None where no JWTs are taken. Raises StartError for a file of keys that cannot be used."""
     security = config.security
@@ -259,18 +240,6 @@ def _facts_of(directory: Directory, url: str, measures: Measures, levels: LevelR
         levels,
         directory.exposure,
     )
-
-
-def _follow_tls(tls: TlsState | None, measures: Measures, links: Links) -> None:
-    if tls is None:
-        return
-    measures.certificates = tls.expires
-
-    def on_renewal(renewal: Renewal) -> None:
-        measures.certificates = tls.expires
-        links.renew(accepted=renewal.withdrawn)
-
-    tls.listen(on_renewal)
 
 
 async def _listen_http(
@@ -364,7 +333,8 @@ async def _serve_http(node: Node, parts: AsyncExitStack, listener: socket.socket
         await runner.listen(listener)
     else:
         tls.listen(lambda _: runner.context.forwarder.renew())
-        door = TlsListener(listener, tls.current, runner)
+        refusals = Refusals(node.measures.tls_refusals, teller(node.broker.trail))
+        door = TlsListener(listener, tls.current, runner, refusals)
         runner.enter(door)
         door.start()
     for one in in_the_open_too:

@@ -20,6 +20,10 @@ _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"
 SPEAKS_TLS: Final = "it seems to speak TLS: write https:// in place of http://"
 TLS_ALERT: Final = b"\x15\x03"
 """The beginning of an answer to plain HTTP at a port with TLS."""
+HTTP: Final = "http/1.1"
+CERTIFIED: Final = "shoal-certificate"
+"""Offered beside HTTP (ALPN, RFC 7301) by who has a certificate. An agent with tls_clients = none asks nobody
+else for one."""
 
 
 def client_context(credentials: Credentials) -> ssl.SSLContext:
@@ -44,6 +48,7 @@ def client_context(credentials: Credentials) -> ssl.SSLContext:
             raise ClientError(f"certificate: {own}: {why}") from error
         except (OSError, ValueError) as error:
             raise ClientError(f"certificate: {own}: {getattr(error, 'strerror', None) or error}") from error
+        context.set_alpn_protocols([CERTIFIED, HTTP])
     return context
 
 

@@ -164,6 +164,11 @@ _TLS = (
         "Until the certificate expires, or the first authority of that file does; below 0 since then.",
         "file",
     ),
+    _counter(
+        "shoal_tls_refused_total",
+        "Connections that TLS did not let in: without TLS, with a certificate that is not good, too slow.",
+        "reason",
+    ),
 )
 _PROCESS = (
     _counter("process_cpu_seconds_total", "User and system time of this process."),

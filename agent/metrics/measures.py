@@ -56,7 +56,7 @@ class Measures:
     __slots__ = (
         "appended_bytes", "appended_records", "certificates", "commit", "elections", "fetch", "fetched_bytes",
         "fetched_records", "groups", "leaderships_gained", "leaderships_lost", "loop_lag", "replication",
-        "sync", "trimmed_bytes", "trimmed_records",
+        "sync", "tls_refusals", "trimmed_bytes", "trimmed_records",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -71,6 +71,8 @@ class Measures:
         self.leaderships_lost = 0
         self.certificates: Mapping[str, float] = {}
         """When the certificates of a setting's file expire, the earliest one: since the epoch."""
+        self.tls_refusals: dict[str, int] = {}
+        """Connections that TLS has not let in, by kind."""
         self.groups = GroupMeasures()
         self.sync = Histogram()
         self.commit = Histogram()

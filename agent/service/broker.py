@@ -181,7 +181,7 @@ class Broker(GroupService, TableService, LevelService, SecurityAdmin):
             "shoal_cleared_writes_total": len(cluster.cleared_writes),
             **metrics.of_measures(facts.measures),
             **metrics.of_audit(self.trail),
-            **metrics.of_certificates(facts.measures, self._clock.now_us()),
+            **metrics.of_tls(facts.measures, self._clock.now_us()),
             **metrics.of_members(self._roster.members()),
             **metrics.of_news(self._event_sources.news),
             **metrics.of_links(self._links),

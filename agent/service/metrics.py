@@ -86,12 +86,14 @@ def of_measures(measures: Measures) -> Reading:
     }
 
 
-def of_certificates(measures: Measures, now_us: int) -> Reading:
-    """By the setting that names their file; none of an agent in the open."""
+def of_tls(measures: Measures, now_us: int) -> Reading:
+    """Certificates by the setting that names their file; none of an agent in the open, which refuses
+    nobody."""
     left: dict[Labels, Number] = {
         (name,): until - now_us / 1_000_000 for name, until in measures.certificates.items()
     }
-    return {"shoal_tls_certificate_expires_seconds": left}
+    refused: dict[Labels, Number] = {(kind,): count for kind, count in measures.tls_refusals.items()}
+    return {"shoal_tls_certificate_expires_seconds": left, "shoal_tls_refused_total": refused}
 
 
 def of_audit(trail: AuditTrail | None) -> Reading:

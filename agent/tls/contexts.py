@@ -19,6 +19,7 @@ from shoal.agent.security.access import PeerCertificate
 from shoal.agent.security.agents_tls import Misnamed, why_unverified
 from shoal.agent.tls.names import NameFault, NameRules, agent_uri
 from shoal.agent.tls_settings import TlsSettings
+from shoal.tls import CERTIFIED, HTTP
 
 FILE_BYTES_MAX: Final = 1 << 20  # a bundle of all public authorities has a quarter of it
 READABLE_BY_OTHERS: Final = stat.S_IROTH | stat.S_IWOTH
@@ -69,16 +70,24 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contexts:
-    """`server`: for clients and agents that connect. `agents`: for links and forwards to other agents, whose
-    handshake fails unless the other side is an agent. `expires`: unix time by setting, the earliest one of a
-    file. `certificate`: of this agent."""
+    """`server`: for clients and agents that connect, and are asked for a certificate. `unasked`: for those
+    that are not. `agents`: for links and forwards to other agents, whose handshake fails unless the other
+    side is an agent. `expires`: unix time by setting, the earliest one of a file. `certificate`: of this
+    agent."""
 
     files: TlsFiles
     rules: NameRules
     server: ssl.SSLContext
+    unasked: ssl.SSLContext
     agents: ssl.SSLContext
     expires: Mapping[str, float]
     certificate: Mapping[str, Any]
+
+    def for_client(self, *, says_certified: bool) -> ssl.SSLContext:
+        """For one that connects. With tls_clients = none the others are not asked: a browser that is asked
+        shows its user a choice of certificates."""
+        is_asked = says_certified or self.files.settings.tls_clients != "none"
+        return self.server if is_asked else self.unasked
 
     def peer_of(self, connection: ssl.SSLObject) -> PeerCertificate | None:
         """The other end of a connection to this agent; None without a certificate. Raises NameFault.
@@ -99,13 +108,8 @@ def make_contexts(settings: TlsSettings, cluster: str) -> Contexts:
     """Read the files, and try them out. Blocks for some milliseconds. Raises TlsError."""
     files = TlsFiles.read(settings)
     rules = rules_of(settings, cluster)
-    server = _context(files, ssl.PROTOCOL_TLS_SERVER)
-    server.verify_mode = ssl.CERT_REQUIRED if settings.tls_clients == "required" else ssl.CERT_OPTIONAL
-    # A resumed session would take the certificate of its first handshake, and nobody would look at its dates.
-    server.num_tickets = 0
-    server.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
-    server.set_alpn_protocols(["http/1.1"])
-    server.sslobject_class = ServerObject
+    asked = ssl.CERT_REQUIRED if settings.tls_clients == "required" else ssl.CERT_OPTIONAL
+    server, unasked = _server_context(files, asked), _server_context(files, ssl.CERT_NONE)
     agents = agents_context(files, rules)
     authorities = server.get_ca_certs()
     if not authorities:
@@ -117,12 +121,24 @@ def make_contexts(settings: TlsSettings, cluster: str) -> Contexts:
     }
     if TlsFiles.read(settings) != files:
         raise TlsError("tls_cert, tls_key and tls_ca were changed while they were read")
-    return Contexts(files, rules, server, agents, expires, certificate)
+    return Contexts(files, rules, server, unasked, agents, expires, certificate)
+
+
+def _server_context(files: TlsFiles, verify_mode: ssl.VerifyMode) -> ssl.SSLContext:
+    context = _context(files, ssl.PROTOCOL_TLS_SERVER)
+    context.verify_mode = verify_mode
+    # A resumed session would take the certificate of its first handshake, and nobody would look at its dates.
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols([HTTP])
+    context.sslobject_class = ServerObject
+    return context
 
 
 def agents_context(files: TlsFiles, rules: NameRules) -> ssl.SSLContext:
     """For connections to other agents. Names of hosts do not matter: agents move, their name does not."""
     context = _context(files, ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols([CERTIFIED, HTTP])
 
     class AgentObject(ssl.SSLObject):
         """The client's side of a connection whose handshake fails unless the server is an agent."""

@@ -15,14 +15,37 @@ from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
 from shoal.agent.log_lines.schema import about
+from shoal.agent.metrics.measures import Measures
 from shoal.agent.process.clock import is_set_within
+from shoal.agent.process.errors import StartError
 from shoal.agent.tls.contexts import Contexts, TlsError, TlsFiles, make_contexts
+from shoal.agent.tls.names import names_host
+from shoal.agent.tls_settings import TlsSettings
 
 LOOK_S: Final = 10.0
 SECOND_LOOK_S: Final = 1.0
 """From the first look that found files which do not fit to the one that tells of them."""
 
 logger = logging.getLogger("shoal.agent")
+
+
+async def load_tls(settings: TlsSettings, cluster: str, host: str) -> TlsState | None:
+    """None where this agent speaks no TLS. `host`: the name or address by which clients know it. Raises
+    StartError."""
+    if not settings.is_on:
+        return None
+    try:
+        contexts = await asyncio.to_thread(make_contexts, settings, cluster)
+    except TlsError as error:
+        raise StartError(str(error)) from None
+    if not names_host(contexts.certificate, host):
+        logger.warning(
+            "tls_cert %s does not name %s, where clients look for this agent: they will refuse it",
+            settings.tls_cert,
+            host,
+            extra=about("tls-host-unnamed"),
+        )
+    return TlsState(contexts, cluster)
 
 
 class Renewal:
@@ -105,6 +128,19 @@ class TlsState:
                 fault,
                 extra=about("tls-files-refused"),
             )
+
+
+def follow(tls: TlsState | None, measures: Measures, renew_links: Callable[[Renewal], None]) -> None:
+    """Links, and the numbers of when certificates end, are those of the files as they are now."""
+    if tls is None:
+        return
+    measures.certificates = tls.expires
+
+    def on_renewal(renewal: Renewal) -> None:
+        measures.certificates = tls.expires
+        renew_links(renewal)
+
+    tls.listen(on_renewal)
 
 
 def _authorities(contexts: Contexts) -> set[bytes]:

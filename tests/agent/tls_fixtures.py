@@ -16,6 +16,7 @@ from http_fixtures import Agent
 from shoal.agent.http.app import HttpRunner, make_runner
 from shoal.agent.tls.contexts import make_contexts
 from shoal.agent.tls.listener import TlsListener
+from shoal.agent.tls.refusals import Refusals
 from shoal.agent.tls_settings import TlsSettings
 
 OURS = Authority()
@@ -51,7 +52,10 @@ def client_context(directory: pathlib.Path, issued: Issued | None = None) -> ssl
 
 @asynccontextmanager
 async def tls_agent(
-    settings: TlsSettings, context: ssl.SSLContext, broker: FakeBroker | None = None
+    settings: TlsSettings,
+    context: ssl.SSLContext,
+    broker: FakeBroker | None = None,
+    refusals: Refusals | None = None,
 ) -> AsyncIterator[TlsAgent]:
     """One that serves these files, with a session of such a client."""
     broker = broker or FakeCluster().add("one")
@@ -60,7 +64,7 @@ async def tls_agent(
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     broker.url = f"https://127.0.0.1:{port}"
-    door = TlsListener(listener, lambda: contexts, runner)
+    door = TlsListener(listener, lambda: contexts, runner, refusals)
     runner.enter(door)
     door.start()
     connector = aiohttp.TCPConnector(ssl=context)

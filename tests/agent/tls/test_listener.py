@@ -8,6 +8,7 @@ import logging
 import pathlib
 import socket
 import ssl
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +19,13 @@ from http_fixtures import ARROW, PATH, arrow_batch, arrow_stream, one_agent
 from tls_fixtures import OTHERS, OURS, client_context, tls_agent
 
 from shoal.agent.tls import listener as listening
+from shoal.agent.tls import newcomer
+from shoal.agent.tls.refusals import RefusalKind, Refusals
 from shoal.agent.tls_settings import TlsSettings
+from shoal.tls import CERTIFIED, HTTP
 
 PATIENCE_S = 40.0
+CERTIFICATE_REQUEST = 13  # RFC 8446, section 4
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +145,32 @@ async def test_clients_must_have_a_certificate_where_that_is_required(
         writer.close()
 
 
+@pytest.mark.parametrize(("clients", "is_asked"), [("none", False), ("optional", True), ("required", True)])
+async def test_who_is_asked_for_a_certificate(
+    settings: TlsSettings, tmp_path: pathlib.Path, clients: str, *, is_asked: bool
+) -> None:
+    """A browser that is asked shows a choice of certificates to its user. With `none` it is not asked, and a
+    certificate is nobody's but where it is an agent's: agents say that they have one."""
+    link = {"Connection": "Upgrade", "Upgrade": "shoal-peer/1"}
+    chosen = replace(settings, tls_clients=clients)
+    anna = OURS.client("anna")
+    browser = client_context(tmp_path, anna if clients == "required" else None)
+    browser.set_alpn_protocols(["h2", "http/1.1"])
+    asked: list[Any] = []
+    vars(ssl.SSLContext)["_msg_callback"].fset(
+        browser, lambda *values: asked.extend(one for one in values if one == CERTIFICATE_REQUEST)
+    )
+    async with tls_agent(chosen, browser) as agent:
+        assert (await agent.get("/v1/members")).status == 200
+        assert bool(asked) == is_asked
+    for issued, status in ((OURS.agent(), 101), (anna, 403)):
+        other = client_context(tmp_path, issued)
+        other.set_alpn_protocols([CERTIFIED, HTTP])
+        async with tls_agent(chosen, other) as agent:
+            assert (await agent.request("GET", "/v1/peer", headers=link)).status == status
+            assert len(agent.broker.peer_terms) == (status == 101)
+
+
 async def test_plain_http_on_a_port_of_tls(settings: TlsSettings, plain: ssl.SSLContext) -> None:
     """A problem document says so; bytes of no known kind are answered with nothing."""
     async with tls_agent(settings, plain) as agent:
@@ -166,19 +197,31 @@ async def test_tls_on_a_port_in_the_open(plain: ssl.SSLContext) -> None:
         assert b"this port speaks no TLS: ask http:// instead of https://" in answer
 
 
-async def test_old_versions(settings: TlsSettings, plain: ssl.SSLContext) -> None:
-    """A client that cannot speak 1.3 is told by an alert."""
-    plain.maximum_version = ssl.TLSVersion.TLSv1_2
-    async with tls_agent(settings, plain) as agent:
+@pytest.mark.parametrize("minimum", ["1.2", "1.3"])
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2])
+async def test_old_versions(
+    settings: TlsSettings, plain: ssl.SSLContext, minimum: str, newest: ssl.TLSVersion
+) -> None:
+    """A client that cannot speak 1.3, or 1.2 by setting, is told by an alert."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of TLS 1.0 and 1.1
+        plain.minimum_version = ssl.TLSVersion.TLSv1
+        plain.maximum_version = newest
+    plain.set_ciphers("ALL:@SECLEVEL=0")
+    async with tls_agent(replace(settings, tls_minimum=minimum), plain) as agent:
+        if minimum == "1.2" and newest is ssl.TLSVersion.TLSv1_2:
+            assert (await agent.get("/v1/members")).status == 200
+            return
         with pytest.raises(ssl.SSLError, match="protocol version"):
             await asyncio.open_connection("127.0.0.1", agent.port, ssl=plain)
+        assert agent.runner.connections == 0
 
 
 async def test_a_handshake_that_stops_half_way(
     settings: TlsSettings, plain: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends in time, with the first byte or without."""
-    monkeypatch.setattr(listening, "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(newcomer, "HANDSHAKE_S", 0.1)
     async with tls_agent(settings, plain) as agent:
         for begun in (b"", b"\x16", b"\x16\x03\x01\x02\x00\x01\x00"):
             reader, writer = await asyncio.open_connection("127.0.0.1", agent.port)
@@ -210,6 +253,70 @@ async def test_half_open_handshakes_are_bounded(
         assert most == 4
         for _, writer in opened:
             writer.close()
+
+
+async def test_who_takes_all_places_costs_nobody_else_a_handshake(
+    settings: TlsSettings, plain: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest of the address that has most of them makes way, and not the one that waits longest."""
+    monkeypatch.setattr(listening, "HANDSHAKES_MAX", 6)
+    monkeypatch.setattr(listening, "GRACE_S", 0.05)
+    refusals = Refusals()
+    async with tls_agent(settings, plain, refusals=refusals) as agent:
+        slow = socket.create_connection(("127.0.0.1", agent.port), source_address=("127.0.0.9", 0))
+        slow.setblocking(False)
+        opened = [await asyncio.open_connection("127.0.0.1", agent.port) for _ in range(60)]
+        assert (await agent.get("/v1/members")).status == 200
+        assert refusals.counts[RefusalKind.CROWDED] > 50
+        begun = asyncio.open_connection(sock=slow, ssl=plain, server_hostname="127.0.0.1")
+        _, writer = await asyncio.wait_for(begun, PATIENCE_S)
+        writer.close()
+        for _, other in opened:
+            other.close()
+
+
+def test_networks() -> None:
+    """Whoever has one address of an IPv6 network has all of them."""
+    assert listening.network_of("10.0.0.1") == "10.0.0.1"
+    assert listening.network_of("2001:db8::1") == listening.network_of("2001:db8::ffff:1")
+    assert listening.network_of("2001:db8::1") != listening.network_of("2001:db8:0:1::1")
+    assert listening.network_of("fe80::1%eth0") == listening.network_of("fe80::2%eth0")
+
+
+async def test_refusals_are_counted_and_told(
+    settings: TlsSettings, tmp_path: pathlib.Path, plain: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their kind; of a kind and an address once."""
+    monkeypatch.setattr(newcomer, "HANDSHAKE_S", 0.2)
+    told: list[tuple[RefusalKind, str]] = []
+    refusals = Refusals(tell=lambda kind, address, _: told.append((kind, address)))
+    strict = replace(settings, tls_clients="required")
+    clients = {
+        RefusalKind.CERTIFICATE_EXPIRED: OURS.issue("shoal://fish/client/a", days=(-3, -1)),
+        RefusalKind.CERTIFICATE_NOT_YET_VALID: OURS.issue("shoal://fish/client/a", days=(1, 2)),
+        RefusalKind.CERTIFICATE_UNKNOWN_AUTHORITY: OTHERS.client("a"),
+        RefusalKind.CERTIFICATE_MISNAMED: OURS.issue("shoal://fish/client/a\0"),
+        RefusalKind.CERTIFICATE_MISSING: None,
+    }
+    async with tls_agent(strict, plain, refusals=refusals) as agent:
+        for _ in range(2):
+            for issued in clients.values():
+                context = client_context(tmp_path, issued)
+                reader, writer = await asyncio.open_connection("127.0.0.1", agent.port, ssl=context)
+                with contextlib.suppress(ssl.SSLError, ConnectionResetError):
+                    await asyncio.wait_for(reader.read(), PATIENCE_S)
+                writer.close()
+            assert b" 400 " in await agent.raw(b"GET / HTTP/1.1\r\n\r\n")
+            old = client_context(tmp_path)
+            old.maximum_version = ssl.TLSVersion.TLSv1_2
+            with pytest.raises(ssl.SSLError):
+                await asyncio.open_connection("127.0.0.1", agent.port, ssl=old)
+            with contextlib.suppress(ConnectionResetError):
+                assert await agent.raw(b"\x16\x03") == b""
+    expected = {*clients, RefusalKind.NO_TLS, RefusalKind.HANDSHAKE, RefusalKind.TIMEOUT}
+    assert {kind for kind, count in refusals.counts.items() if count == 2} == expected
+    assert sum(refusals.counts.values()) == 2 * len(expected)
+    assert sorted(told) == sorted((kind, "127.0.0.1") for kind in expected)
 
 
 async def test_stopping_cuts_handshakes(settings: TlsSettings, plain: ssl.SSLContext) -> None:
