@@ -1,4 +1,4 @@
-"""What one round of a campaign does, over the segment store, sorted views or the state of groups.
+"""What one round of a campaign does: over the segment store, sorted views, groups, or hostile credentials.
 
 Law of this file: a round takes seconds to a minute, adds its faults as they are survived, and raises what it
 finds; time, record and the other campaigns are campaigns.py's.
@@ -27,6 +27,7 @@ KILLS = 20
 LIVES_PER_ROUND = 50  # lives are cheap, kills take real time
 FUSE_LIVES, FUSE_FAILURES = 15, 6
 MUTATIONS = 5_000  # of each decoder
+CREDENTIALS = 10_000  # hostile ones, of all kinds
 HISTORIES, HISTORY_STEPS = 40, 40
 WALK_STEPS = 2_000  # operations of consumer groups in one log
 VIEW_STEPS = 150  # entries of a timer topic, each followed by work or a fault
@@ -95,6 +96,17 @@ def decoders(seed: int, outcome: Outcome) -> int:
     return 1
 
 
+def credentials(seed: int, outcome: Outcome) -> int:
+    """Hostile tokens, headers, JWTs, key sets, certificates and handshakes, beside an independent reader."""
+    run_round = importlib.import_module("tests.agent.credential_fuzz.rounds").run_round
+
+    def counted(cases: int) -> None:
+        outcome.faults += cases
+
+    run_round(seed, CREDENTIALS, counted)
+    return 1
+
+
 def states(seed: int, outcome: Outcome) -> int:
     """Histories of the whole log beside a list, chosen by Hypothesis."""
     hypothesis = importlib.import_module("hypothesis")
@@ -132,6 +144,7 @@ ROUNDS: dict[str, Round] = {
     "store": store,
     "kills": kills,
     "decoders": decoders,
+    "credentials": credentials,
     "states": states,
     "groups": groups,
     "timers": timers,

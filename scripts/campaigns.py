@@ -34,9 +34,9 @@ from campaign_upgrade import UpgradeProblem, upgrade
 RECORD = environment.ROOT / "lab" / "campaigns.csv"
 COLUMNS = ("date", "commit", "campaign", "records", "seeds", "hours", "faults", "findings")
 """Records: acknowledged ones. Faults: power failures and kills (store), power failures and damage
-(timers), SIGKILLs alone (kills), hostile inputs (decoders), histories of operations (states), operations of
-consumer groups (groups), requests (openapi), agents that got another version (upgrade). A finding names its
-seed."""
+(timers), SIGKILLs alone (kills), hostile inputs (decoders, credentials), histories of operations (states),
+operations of consumer groups (groups), requests (openapi), agents that got another version (upgrade). A
+finding names its seed."""
 
 FINDING_CHARACTERS_MAX = 160
 NEMESIS_CHUNK_SECONDS = 120.0  # of one start of agents: each chunk has a seed of its own

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -204,11 +205,15 @@ def read_issued(certificate: bytes) -> Issued:
     cluster has made."""
     found = _load(certificate)
     try:
-        cluster, name = (
-            str(attribute.value)
-            for part in (NameOID.ORGANIZATION_NAME, NameOID.COMMON_NAME)
-            for attribute in found.subject.get_attributes_for_oid(part)
-        )
+        with (
+            warnings.catch_warnings()
+        ):  # of names that are too long: those of others, which are refused below
+            warnings.simplefilter("ignore")
+            cluster, name = (
+                str(attribute.value)
+                for part in (NameOID.ORGANIZATION_NAME, NameOID.COMMON_NAME)
+                for attribute in found.subject.get_attributes_for_oid(part)
+            )
         is_authority = found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
         names: list[x509.GeneralName] = []
         if not is_authority:
@@ -295,9 +300,14 @@ def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pai
 
 def _load(certificate: bytes) -> x509.Certificate:
     try:
-        return x509.load_pem_x509_certificate(certificate)
+        found = x509.load_pem_x509_certificate(certificate)
     except _UNREADABLE:
         raise AuthorityError("this is no certificate (PEM)") from None
+    try:
+        found.public_key()  # it is read when it is asked for
+    except (ValueError, UnsupportedAlgorithm):
+        raise AuthorityError("the certificate's public key cannot be read") from None
+    return found
 
 
 def _load_key(key: bytes) -> ec.EllipticCurvePrivateKey:

@@ -15,7 +15,7 @@ from aiohttp.http_exceptions import LineTooLong
 
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.core.doorkeeper import Doorkeeper, FastAsking
-from shoal.agent.http.core.problems import not_a_request, problem_response
+from shoal.agent.http.core.problems import not_a_request, parsers_words, problem_response
 from shoal.agent.http.core.request_quota import Meter
 from shoal.agent.metrics.measures import NO_OPERATION, HttpMeasures
 from shoal.agent.security.access import PeerCertificate
@@ -103,12 +103,13 @@ class HandedOver(web.RequestHandler):
         """Called for requests that reach no handler: not HTTP, or on a connection that has ended."""
         if isinstance(exc, ConnectionError):
             raise exc
-        logger.debug("rejected a connection from %s: %s", request.remote, message or exc)
+        reason = message or getattr(exc, "message", None) or type(exc).__name__
+        logger.debug("rejected a connection from %s: %s", request.remote, parsers_words(reason))
         if isinstance(exc, LineTooLong):
             error = ShoalError(
                 "too-large", "the request line or a header is too long, or there are too many headers"
             )
         else:
-            error = not_a_request(message or str(exc))
+            error = not_a_request(reason)
         self.front.measures.answered(NO_OPERATION, error.status)
         return problem_response(error, close=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from email.utils import formatdate
 from typing import Any
 
@@ -40,6 +41,16 @@ def problem_response(error: ShoalError, *, close: bool = False) -> web.Response:
     return response
 
 
+_PARSERS_WORDS = re.compile(r"(?:[^\n'\"]|(?<!b)'[A-Za-z-]{1,40}'|(?<=n)'(?=t))*")
+"""Without the bytes that a parser quotes behind them: these may be a header with a credential."""
+
+
+def parsers_words(reason: str) -> str:
+    """The words of a parser of HTTP on bytes that it does not take, and none of these bytes."""
+    words = _PARSERS_WORDS.match(reason.strip())
+    return "" if words is None else words[0].removesuffix("b").rstrip(" :")[:200]
+
+
 def not_a_request(reason: str) -> ShoalError:
     """The error for bytes that are no HTTP request, in the parser's words."""
     advice = ""
@@ -47,7 +58,7 @@ def not_a_request(reason: str) -> ShoalError:
         return ShoalError("bad-request", "this port speaks no TLS: ask http:// instead of https://")
     if "in url" in reason:
         advice = "; percent-encode what is not ASCII, as in ?key=schl%C3%BCssel"
-    return ShoalError("bad-request", f"this is not an HTTP request: {' '.join(reason.split())[:200]}{advice}")
+    return ShoalError("bad-request", f"this is not an HTTP request: {parsers_words(reason)}{advice}")
 
 
 def json_response(document: Any, *, status: int = 200) -> web.Response:

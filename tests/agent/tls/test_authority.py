@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
+    PublicFormat,
     load_pem_private_key,
 )
 
@@ -189,6 +190,20 @@ def test_a_certificate_of_others_is_told_apart(pair: Pair, before: bytes, after:
     assert der.count(before) == 1
     with pytest.raises(AuthorityError, match="has not made this"):
         read_issued(ssl.DER_cert_to_PEM_cert(der.replace(before, after)).encode())
+
+
+def test_a_certificate_whose_public_key_is_none_is_told() -> None:
+    """By each reader, with the one error: its key is looked at only when somebody asks for it."""
+    der = ssl.PEM_cert_to_DER_cert(AGENT.certificate.decode())
+    point = (
+        x509.load_pem_x509_certificate(AGENT.certificate)
+        .public_key()
+        .public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
+    )
+    pem = ssl.DER_cert_to_PEM_cert(der.replace(point, point[:1] + bytes(64))).encode()
+    for read in (read_issued, AUTHORITY.has_signed, lambda one: belong_together(Pair(one, AGENT.key))):
+        with pytest.raises(AuthorityError, match="public key cannot be read"):
+            read(pem)
 
 
 def test_damaged_certificates_are_read_or_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from email.utils import parsedate_to_datetime
 
@@ -90,6 +91,25 @@ async def test_a_bare_umlaut_is_told_how_to_be_sent(agent: Agent) -> None:
     assert "percent-encode what is not ASCII" in str(problem_in(answer)["detail"])
     answer = await agent.raw(b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n")
     assert "percent-encode" not in str(problem_in(answer)["detail"])
+
+
+@pytest.mark.parametrize(
+    "line", ["Authorization\r: %s", "Authori\0zation: %s", "Authorization: %s\0", "Cookie %s"]
+)
+async def test_what_is_no_header_is_not_repeated(
+    agent: Agent, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be a credential: neither the answer nor the log shows a byte of it."""
+    secret = "Bearer shoal_abcdefgh_" + "x" * 52
+    with caplog.at_level(logging.DEBUG):
+        answer = await agent.raw(
+            f"GET /livez HTTP/1.1\r\nHost: localhost\r\n{line % secret}\r\n\r\n".encode()
+        )
+    document = problem_in(answer)
+    assert document["status"] == 400
+    assert str(document["detail"]).startswith("this is not an HTTP request: Invalid header")
+    assert "rejected a connection" in caplog.text
+    assert "xxx" not in answer.decode() + caplog.text
 
 
 async def test_own_absolute_target_and_http_1_0(agent: Agent) -> None:
