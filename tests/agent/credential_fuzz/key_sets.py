@@ -38,7 +38,7 @@ def hostile(rng: random.Random) -> bytes:
             case 4:
                 keys[rng.randrange(len(keys))] = rng.choice((None, [], "key", 1, nested(30)))
             case 5:
-                keys *= rng.choice((1, 20, 70))
+                keys = (keys * rng.choice((1, 20, 70)))[:80]
     document: Any = rng.choice(
         ({"keys": keys}, {"keys": keys}, {"keys": keys, "keyz": []}, keys, {"Keys": keys})
     )
