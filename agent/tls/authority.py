@@ -300,7 +300,9 @@ def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pai
 
 def _load(certificate: bytes) -> x509.Certificate:
     try:
-        found = x509.load_pem_x509_certificate(certificate)
+        with warnings.catch_warnings():  # of numbers that RFC 5280 does not allow
+            warnings.simplefilter("ignore")
+            found = x509.load_pem_x509_certificate(certificate)
     except _UNREADABLE:
         raise AuthorityError("this is no certificate (PEM)") from None
     try:

@@ -388,11 +388,11 @@ def who(found: Facts | None) -> str | None:
 def is_in_time(certificate: bytes, now: datetime.datetime) -> bool:
     """By a reader of another library; also whether it is for clients."""
     try:
-        found = x509.load_der_x509_certificate(certificate)
-        if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
-            return False
-        with warnings.catch_warnings():  # of long names
+        with warnings.catch_warnings():  # of long names and odd numbers
             warnings.simplefilter("ignore")
+            found = x509.load_der_x509_certificate(certificate)
+            if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
+                return False
             purposes = list(found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
     except x509.ExtensionNotFound:
         return True

@@ -247,7 +247,7 @@ def fault_of_refusal(case: Case, status: int, head: str, body: bytes) -> str | N
     if "\r\nContent-Type: application/problem+json" not in head or len(body) > ANSWER_BYTES_MAX:
         return "no problem document, or a large one"
     document = json.loads(body)
-    if status in REFUSALS and document["code"] not in REFUSALS[status]:
+    if status in REFUSALS and document["code"] not in REFUSALS[status] and not is_changed:
         return f"code {document['code']}"
     if document["status"] != status or not document["detail"]:
         return "a document that does not fit"
