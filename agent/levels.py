@@ -205,7 +205,12 @@ ADDITIONS: tuple[Addition, ...] = (
         },
     ),
     *_additions(
-        6, AdditionKind.LINK_MESSAGE, {"AUDIT": "appends records to the topic `_audit` at its leader"}
+        6,
+        AdditionKind.LINK_MESSAGE,
+        {
+            "AUDIT": "appends records to the topic `_audit` at its leader",
+            "LINK_RENEWAL": "asks the side that dialled a link to dial it anew",
+        },
     ),
 )
 

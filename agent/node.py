@@ -167,7 +167,7 @@ async def start_node(
     await draining.load()
     measures = Measures()
     directory.disk.on_synced = measures.sync.observe
-    follow(tls, measures, lambda renewal: links.renew(accepted=renewal.withdrawn))
+    follow(tls, measures, lambda renewal: links.renewal.begin(accepted=renewal.withdrawn))
     event_sources = EventSources(events, roster, watch, clock.now_ms)
     broker = Broker(
         _facts_of(directory, url, measures, levels),

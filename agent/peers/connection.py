@@ -39,7 +39,9 @@ MAX_UPGRADE_BYTES = 4_096
 OUTBOX_BYTES = {LinkKind.CONTROL: 4 * 2**20, LinkKind.BULK: 32 * 2**20}
 """What may wait to be sent; beyond it frames are dropped and Raft repeats them. A second of a slow disk
 network."""
-
+LEAVE_S = 5.0
+"""A connection that another one has replaced is still read for so long: the other side may have sent on it
+before it knew. A full outbox takes two seconds of a slow network."""
 JOINED_BYTES = 16 * 2**10
 """So short a frame is copied into one piece: that is quicker than any list of them."""
 
@@ -222,6 +224,10 @@ class PeerConnection(asyncio.Protocol):
         if self._transport is not None and self._upgrade is None and not self.is_open:
             self._say(FrameType.REFUSED, encode_refusal(reason))
         self._end(Refused(reason))
+
+    def leave(self) -> None:
+        """Another one has replaced it: nothing is sent on it any more, and it ends in a while."""
+        asyncio.get_running_loop().call_later(LEAVE_S, self.close)
 
     def close(self) -> None:
         """End it from this side."""

@@ -28,9 +28,6 @@ MAX_DIALLING_NEWCOMERS = 128
 """Peers dialled for the first time at once: those who join need not wait for those who do not exist."""
 MAX_DIALLING_STRANGERS = 32
 """Peers that were dialled in vain and never met, at once: gossip may tell of thousands who do not exist."""
-RENEWED_WITHIN_S = 25.0
-"""For the links of one agent, one after the other, once certificates are exchanged. Twice that is within the
-minute after which no peer of a withdrawn authority is linked."""
 FAILED_GROWTH = 1.125
 """From one pause to the next for a member that gossip has given up: after a partition its link is back within
 a quarter of the time that the partition lasted."""
@@ -70,19 +67,6 @@ class Dialler:
             # Jitter, so that a restarted agent is not met by all its peers in the same instant.
             has_news = await self._pause(peer, delay_ms * self._rng.uniform(0.5, 1.0) / 1000)
             delay_ms = self._config.redial_min_ms if has_news else self._longer(peer, delay_ms)
-
-    async def renew(self, peer: LinkedPeer, kind: LinkKind, *, accepted: bool) -> None:
-        """Replace a connection by a new one, to which each side proves itself again. Of one that the peer has
-        dialled that is the peer's matter, unless it does not do it in time. `accepted`: the former one must
-        not stay."""
-        former = peer.connections[kind]
-        await asyncio.sleep(self._rng.uniform(0, RENEWED_WITHIN_S))
-        if former.was_dialled and peer.connections.get(kind) is former:
-            await self.dial(peer, kind)  # until that one ends
-        elif not former.was_dialled:
-            await asyncio.sleep(RENEWED_WITHIN_S)
-        if accepted and peer.connections.get(kind) is former:
-            former.close()
 
     def _longer(self, peer: LinkedPeer, delay_ms: float) -> float:
         config = self._config

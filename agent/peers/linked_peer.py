@@ -53,8 +53,9 @@ class LinkConfig:
 
 @dataclass(slots=True)
 class LinkedPeer:
-    """The state of one agent's links. `silent` from the report until it is heard again; `lives` is set unless
-    gossip has given it up. `address`: where gossip says that it is; its URL may hold a name."""
+    """The state of one agent's links. `leaving`: connections that others have replaced, on which the peer may
+    have sent something before it knew. `silent` from the report until it is heard again. `lives` is set
+    unless gossip has given it up. `address`: where gossip says that it is; its URL may hold a name."""
 
     agent_id: str
     heard_ms: int
@@ -67,10 +68,25 @@ class LinkedPeer:
     lost_ms: int | None = None
     lives: asyncio.Event = field(default_factory=asyncio.Event)
     connections: dict[LinkKind, PeerConnection] = field(default_factory=dict)
+    leaving: set[PeerConnection] = field(default_factory=set)
     dialling: dict[LinkKind, asyncio.Task[None]] = field(default_factory=dict)
     requests: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
     answering: int = 0
     last_complaint: str = ""
+
+    def all_connections(self) -> list[PeerConnection]:
+        """Those that are leaving, too."""
+        return [*self.connections.values(), *self.leaving]
+
+    def statistics(self, now_ms: int) -> PeerStatistics:
+        """As it is now."""
+        return PeerStatistics(
+            self.agent_id,
+            LinkKind.CONTROL in self.connections,
+            LinkKind.BULK in self.connections,
+            self.silent,
+            now_ms - self.heard_ms,
+        )
 
     def heard(self, now_ms: int) -> None:
         """Something came over its control connection."""

@@ -33,6 +33,8 @@ from shoal.agent.peers.frames import (
 from shoal.agent.peers.linked_peer import LinkConfig as LinkConfig
 from shoal.agent.peers.linked_peer import LinkedPeer, PeerStatistics
 from shoal.agent.peers.lobby import Lobby
+from shoal.agent.peers.messages import PeerMessage
+from shoal.agent.peers.renewal import LinkRenewal
 from shoal.agent.peers.requests import PeerRequestFailed as PeerRequestFailed
 from shoal.agent.peers.requests import PeerUnavailable as PeerUnavailable
 from shoal.agent.peers.requests import RequestHandler, Requests
@@ -89,10 +91,11 @@ class Links:
         self.dialler = Dialler(self, self._config, rng, self._report_silence)
         self.requests = Requests(self.send_bulk)
         self._peers: dict[str, LinkedPeer] = {}
+        self.renewal = LinkRenewal(self, self._peers, rng, self._spawn)
+        self.handle_request(PeerMessage.LINK_RENEWAL, self.renewal.on_request)
         self._handlers: dict[int, FrameHandler] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._lobby = Lobby()
-        self._known_addresses: frozenset[str | None] = frozenset()
         self.unfinished_bytes = 0
         self._running = False
         self._watching_since_ms = 0
@@ -127,7 +130,7 @@ class Links:
             task.cancel()
         connections = self._lobby.all()
         for peer in self._peers.values():
-            connections += peer.connections.values()
+            connections += peer.all_connections()
             self.requests.fail(peer)
         for connection in connections:
             connection.abort()
@@ -169,7 +172,6 @@ class Links:
                     peer.lives.set()
         for agent_id in [known for known in self._peers if known not in urls]:
             self._forget(agent_id)
-        self._known_addresses = frozenset(peer.address for peer in self._peers.values())
         for connection, hello in self._lobby.greeted():
             if self._lives_at(hello.agent_id, connection.address):
                 connection.greet(hello)
@@ -182,7 +184,7 @@ class Links:
             return
         self.level = level
         for peer in self._peers.values():
-            for connection in list(peer.connections.values()):
+            for connection in peer.all_connections():
                 if not connection.terms.levels.has(level):
                     peer.complain(f"closing its link: {refusal(connection.terms.levels, level)}")
                     connection.close()
@@ -190,14 +192,8 @@ class Links:
     def greet_again(self) -> None:
         """End every link, to be made anew: the other sides heard of the level that was known here then."""
         for peer in self._peers.values():
-            for connection in list(peer.connections.values()):
+            for connection in peer.all_connections():
                 connection.close()
-
-    def renew(self, *, accepted: bool) -> None:
-        """Certificates are exchanged: make links anew, those that peers have dialled too if `accepted`."""
-        for peer in self._peers.values():
-            for kind in peer.connections:
-                self._spawn(self.dialler.renew(peer, kind, accepted=accepted))
 
     def _lives_at(self, agent_id: str, address: str | None) -> bool:
         """Whether gossip knows this agent, at this very address."""
@@ -209,7 +205,7 @@ class Links:
         self.requests.fail(peer)
         for task in peer.dialling.values():
             task.cancel()
-        for connection in list(peer.connections.values()):
+        for connection in peer.all_connections():
             connection.close()
         self._report_silence(
             peer
@@ -244,7 +240,8 @@ class Links:
             self.on_level(connection.terms.level)
         connection.take_address(transport)
         address = connection.address
-        known = address is not None and plain_address(address) in self._known_addresses
+        plain = None if address is None else plain_address(address)
+        known = plain is not None and any(peer.address == plain for peer in self._peers.values())
         self._lobby.admit(connection, from_a_peers_address=known)
         head = f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n"
         transport.write(f"{head}{HEADER}: {self.terms().to_text()}\r\n\r\n".encode())
@@ -329,7 +326,8 @@ class Links:
         return True
 
     def opened(self, connection: PeerConnection, hello: Hello) -> None:
-        """A connection is usable; it replaces one of the same kind."""
+        """A connection is usable; it replaces one of the same kind, on which frames may still be under
+        way."""
         now_ms = self._clock.now_ms()
         self._lobby.leave(connection)
         peer = self._peers[hello.agent_id]
@@ -340,7 +338,10 @@ class Links:
         peer.boot_nonce = hello.boot_nonce
         previous = peer.connections.get(connection.kind)
         peer.connections[connection.kind] = connection
-        if previous is not None:
+        if previous is not None and not reborn:
+            peer.leaving.add(previous)
+            previous.leave()
+        elif previous is not None:
             previous.close()
         peer.last_complaint = ""
         if reborn:
@@ -353,6 +354,8 @@ class Links:
     def lost(self, connection: PeerConnection) -> None:
         """An open connection ended."""
         peer = self._peers.get(connection.peer_id)
+        if peer is not None:
+            peer.leaving.discard(connection)
         if peer is None or peer.connections.get(connection.kind) is not connection:
             return
         del peer.connections[connection.kind]
@@ -371,7 +374,8 @@ class Links:
     def frame(self, connection: PeerConnection, frame: RawFrame) -> None:
         """One frame of an open connection. Raises PeerWireError."""
         peer = self._peers.get(connection.peer_id)
-        if peer is None or peer.connections.get(connection.kind) is not connection:
+        is_leaving = peer is not None and connection in peer.leaving
+        if peer is None or (peer.connections.get(connection.kind) is not connection and not is_leaving):
             connection.close()
             return
         traffic = self.traffic[connection.kind]
@@ -385,7 +389,7 @@ class Links:
         elif frame.type == FrameType.LIVENESS:
             if not frame.payload.startswith(connection.boot_nonce):
                 raise PeerWireError("the boot nonce changed within a connection")
-            if len(frame.payload) > len(connection.boot_nonce):
+            if len(frame.payload) > len(connection.boot_nonce) and not is_leaving:  # there are newer ones
                 self.on_liveness_tail(peer.agent_id, frame.payload[len(connection.boot_nonce) :])
         elif frame.type == FrameType.REQUEST:
             work = self.requests.take_request(peer, frame.payload)
@@ -430,7 +434,7 @@ class Links:
         patience_ms = max(config.give_up_after_ms, 2 * config.silence_after_ms)
         if LinkKind.CONTROL in peer.connections and self._clock.now_ms() - heard_ms >= patience_ms:
             peer.complain(f"nothing heard for {patience_ms} ms: connecting anew")
-            for connection in list(peer.connections.values()):
+            for connection in peer.all_connections():
                 connection.abort()
 
     def is_silent(self, agent_id: str) -> bool:
@@ -456,16 +460,7 @@ class Links:
     def statistics(self) -> tuple[PeerStatistics, ...]:
         """Every known peer."""
         now_ms = self._clock.now_ms()
-        return tuple(
-            PeerStatistics(
-                peer.agent_id,
-                LinkKind.CONTROL in peer.connections,
-                LinkKind.BULK in peer.connections,
-                peer.silent,
-                now_ms - peer.heard_ms,
-            )
-            for peer in self._peers.values()
-        )
+        return tuple(peer.statistics(now_ms) for peer in self._peers.values())
 
     # Sending
 

@@ -62,6 +62,7 @@ class PeerMessage(IntEnum):
     AUDIT = (
         84  # request to the leader of the audit's topic, or to the catalog's: records -> nothing, once stored
     )
+    LINK_RENEWAL = 85  # request: kind of a link that the receiver dialled -> nothing; it dials it anew
     LETTERS_READ = 83  # request to the same: a place -> batches from there on, and where to go on
 
 

@@ -14,7 +14,10 @@ import pytest
 from agents import Agents, Running, agents_in, eventually
 from certificates import CLUSTER, Authority, Issued, write_files
 
-from shoal.agent.peers import dialler
+from shoal.agent.peers import connection as link_connection
+from shoal.agent.peers import renewal
+from shoal.agent.peers.connection import PeerConnection
+from shoal.agent.peers.links import Links
 from shoal.agent.process.errors import StartError
 from shoal.agent.tls import reload
 from shoal.agent.tls.contexts import Contexts
@@ -66,12 +69,25 @@ def contexts_of(agent: Running) -> Contexts:
     return node.tls.contexts
 
 
-def issuers(agent: Running) -> list[str]:
-    """The authorities of the peers at the other ends of its links."""
+def links_of(agent: Running) -> Links:
     node = agent.agent.node
     assert node is not None
-    peers = node.links._peers.values()
-    connections = [connection for peer in peers for connection in peer.connections.values()]
+    return node.links
+
+
+def connections_of(agent: Running) -> set[PeerConnection]:
+    """Of all its links, without those that are leaving."""
+    return {one for peer in links_of(agent)._peers.values() for one in peer.connections.values()}
+
+
+def leaving(agent: Running) -> bool:
+    """Whether former connections are there still."""
+    return any(peer.leaving for peer in links_of(agent)._peers.values())
+
+
+def issuers(agent: Running) -> list[str]:
+    """The authorities of the peers at the other ends of its links."""
+    connections = connections_of(agent)
     certificates = [one._transport.get_extra_info("peercert") for one in connections if one._transport]
     return [certificate["issuer"][0][0][1] for certificate in certificates]
 
@@ -121,7 +137,8 @@ def quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     """Looks and renewals within a moment; the log."""
     monkeypatch.setattr(reload, "LOOK_S", 0.05)
     monkeypatch.setattr(reload, "SECOND_LOOK_S", 0.05)
-    monkeypatch.setattr(dialler, "RENEWED_WITHIN_S", 0.2)
+    monkeypatch.setattr(renewal, "RENEWED_WITHIN_S", 0.2)
+    monkeypatch.setattr(link_connection, "LEAVE_S", 0.5)
     caplog.set_level(logging.INFO)
     return caplog
 
@@ -163,6 +180,42 @@ async def test_certificates_and_authorities_are_exchanged_under_load(
     late = agents.start("late", expect=3, join=join, **flags(tmp_path / "late", OLD.agent(), BOTH))
     await eventually(lambda: said(quick, "its certificate is of another authority"))
     assert not late.ready.is_set()
+
+
+@pytest.mark.slow
+async def test_an_authority_is_withdrawn_by_the_side_that_does_not_dial(
+    agents: Agents, context: ssl.SSLContext, tmp_path: pathlib.Path, quick: pytest.LogCaptureFixture
+) -> None:
+    """Only the agent that others dial believes the new authority alone, long after all have its certificates.
+    Its links are dialled anew before the old ones end: no request fails, no frame is dropped, and no group
+    gets another leader."""
+    running = await cluster_of_three(agents, tmp_path)
+    created = await running[0].call("PUT", "/v1/topics/t", {"partitions": 3, "replication_factor": 3})
+    assert created[0] == 201, created
+    pairs = [NEW.agent() for _ in running]
+    for issued in ([OLD.agent() for _ in running], pairs):
+        former = [contexts_of(each) for each in running]
+        for number in range(3):
+            write_files(tmp_path / f"tls{number}", issued[number], BOTH)
+        await eventually(lambda former=former: truth(not set(former) & set(map(contexts_of, running))))
+    last = max(running, key=lambda each: links_of(each).agent_id)
+    assert not any(one.was_dialled for one in connections_of(last))
+    await eventually(lambda: truth(all(not leaving(each) for each in running)))
+    stop = asyncio.Event()
+    kept = [await Kept.to(each, context) for each in running]
+    under_load = asyncio.create_task(load(kept, stop))
+    before = connections_of(last), [links_of(each).dropped_frames for each in running]
+    number = running.index(last)
+    write_files(tmp_path / f"tls{number}", pairs[number], NEW.pem)
+    await eventually(lambda: truth(not before[0] & connections_of(last) and len(connections_of(last)) == 4))
+    assert issuers(last) == ["authority new"] * 4
+    await eventually(lambda: truth(not leaving(last)))
+    assert [links_of(each).dropped_frames for each in running] == before[1]
+    assert "was lost" not in quick.text
+    stop.set()
+    assert await under_load > 0
+    for connection in kept:
+        connection.writer.close()
 
 
 @pytest.mark.slow
