@@ -47,6 +47,7 @@ from shoal.agent.metrics.measures import ABORTED, NO_OPERATION
 from shoal.agent.security.access import Access, OpenAccess, PeerCertificate
 from shoal.agent.security.agents_tls import AgentsTls, in_the_open
 from shoal.agent.security.audit import AuditTrail
+from shoal.agent.security.quota import CONNECTIONS
 from shoal.errors import ShoalError, shown
 from shoal.lookup import Lookup
 
@@ -104,7 +105,8 @@ class Dispatcher:
             except ShoalError as error:
                 # A link's connection has no client's place to go on with.
                 is_link = self._context.places.of(front) is Place.LINK
-                response = refusal(request, error, close=is_link)
+                is_one_too_many = error.extra.get("quota") == CONNECTIONS
+                response = refusal(request, error, close=is_link or is_one_too_many)
             except ConnectionError:
                 raise
             except Exception:
@@ -159,8 +161,10 @@ class Dispatcher:
         arguments: tuple[str, ...],
         raw_query: str,
     ) -> web.StreamResponse:
-        certificate = handler.front.certificate
-        asker = self._context.doorkeeper.admit(route.operation, arguments, request.headers, certificate)
+        front = handler.front
+        asker = self._context.doorkeeper.admit(
+            route.operation, arguments, request.headers, front.certificate, front
+        )
         handler.meter = asker.meter
         query = parse_query(raw_query, route.operation.parameter_names) if raw_query else NO_QUERY
         return await route.handler(Call(self._context, request, arguments, query, raw_query, asker))

@@ -40,7 +40,7 @@ from shoal.agent.http.fetch.render import choose_media
 from shoal.agent.http.groups import receive
 from shoal.agent.http.groups.answer import Made
 from shoal.agent.http.groups.bodies import receive_body
-from shoal.agent.http.groups.receive import ReceiveRequest, while_the_client_waits
+from shoal.agent.http.groups.receive import ReceiveRequest, may_wait, while_the_client_waits
 from shoal.agent.http.groups.target import Target
 from shoal.agent.http.http1.head import RequestHead
 from shoal.agent.http.produce.fast_head import append_head
@@ -179,7 +179,8 @@ class FastReceives:
                 asked = self._asked(request, body, front)
                 if asked is None:
                     return Ended.MOVED
-                await while_the_client_waits(asked.call, front, asked.send_here(answer.send))
+                with may_wait(asked.call, asked.body):
+                    await while_the_client_waits(asked.call, front, asked.send_here(answer.send))
                 ended, status = Ended.ANSWERED, OK
             except ShoalError as error:
                 if error.definite and error.code in MOVING_CODES:
@@ -268,6 +269,9 @@ class OwnAnswer:
     async def _send_on(self, pieces: Iterable[bytes | memoryview], held_bytes: int) -> None:
         async with AnswerDeadline(self._context.limits, held_bytes) as patience:
             for piece in pieces:
+                if self._front.meter is not None:
+                    with patience.excused():
+                        await self._front.meter.rest_holding()
                 self._write(piece)
                 await self._front.drained()
                 patience.took(len(piece))

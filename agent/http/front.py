@@ -109,7 +109,7 @@ class Connection(Front):
         self._http = HttpConnection(shared.request if certificate is None else shared.reader(certificate))
         self.transport: asyncio.Transport | None = None
         self._handler: HandedOver | None = None  # aiohttp's, once a request went there
-        self.under_way, self.meter = False, None
+        self.under_way, self.meter, self.counted = False, None, None
         self._paused = False  # the client does not read its answers
         self._held_back = False  # it was not read on, since it sends more than is held
         self._unread: bytearray | None = None  # of a connection whose place its head decides
@@ -218,8 +218,8 @@ class Connection(Front):
         self.transport = None
         self._shared.fronts.discard(self)
         self._appends.context.places.leave(self)
-        if self._receive is not None:
-            self._appends.context.waits.gone(self)
+        self.uncount()
+        self._appends.context.waits.gone(self)
         self._let_write_on()
         if self._handler is not None:
             self._appends.context.waits.gone(self._handler)

@@ -1,4 +1,4 @@
-"""Quotas: how much a principal may ask of one agent in a second, and the buckets that keep count of it.
+"""Quotas: how much a principal may ask of one agent in a second, and hold there at once; and who keeps count.
 
 Law of this file: pure. The time is an argument, in nanoseconds of a clock that never goes back. On each
 agent a principal has at most rate * time, and one second's worth at once. A single request may be larger than
@@ -8,6 +8,9 @@ that asks for ten times its quota takes nothing from the others.
 A bucket is one number: the time at which all that was taken is paid for. It holds a second's worth, is full
 where that time has passed, and empty where it lies a second ahead. So a quota that changes needs no new
 bucket, and a full one can be forgotten.
+
+Things that are held are counted from beginning to end, of principals without a quota too. So a quota that is
+new finds the right number, and refuses until it is below. Nothing that has begun is ended for a quota.
 """
 
 from __future__ import annotations
@@ -23,7 +26,14 @@ QUOTA_MAX: Final = 1 << 50
 """Of each number, a second: more than any machine moves."""
 BUCKETS_MAX: Final = 4_096
 """Principals with a quota that asked this agent lately. The one that asked longest ago is forgotten first."""
-KINDS: Final = ("bytes_in", "bytes_out", "requests")
+RATES: Final = ("bytes_in", "bytes_out", "requests")
+"""Quotas of a second."""
+CONNECTIONS: Final = "connections"
+WAITS: Final = "waits"
+STREAMS: Final = "streams"
+HELD: Final = (CONNECTIONS, WAITS, STREAMS)
+"""Quotas of what there is at once."""
+KINDS: Final = RATES + HELD
 
 
 class QuotaError(ValueError):
@@ -31,12 +41,21 @@ class QuotaError(ValueError):
 
 
 class Quotas(NamedTuple):
-    """Each a second and on each agent; None is without a limit. `bytes_in`: of bodies. `bytes_out`: of
-    answers to requests that do not write."""
+    """On each agent; None is without a limit. A second: `bytes_in` of bodies, `bytes_out` of answers to
+    requests that do not write, `requests`. At once: `connections` over which the principal has asked,
+    `waits` of requests for news, `streams` of events."""
 
     bytes_in: int | None = None
     bytes_out: int | None = None
     requests: int | None = None
+    connections: int | None = None
+    waits: int | None = None
+    streams: int | None = None
+
+    def of(self, kind: str) -> int | None:
+        """The limit of this kind."""
+        limit: int | None = getattr(self, kind)
+        return limit
 
     def document(self) -> dict[str, int]:
         """Those that there are."""
@@ -44,7 +63,7 @@ class Quotas(NamedTuple):
 
     def cost(self) -> int:
         """At least its bytes in a state."""
-        return 128 if self != NO_QUOTAS else 0
+        return 224 if self != NO_QUOTAS else 0
 
 
 NO_QUOTAS: Final = Quotas()
@@ -58,7 +77,8 @@ def quotas_from(value: Any) -> Quotas:
         if kind not in KINDS:
             raise QuotaError(f"{str(kind)[:80]!r} is no quota: there is {', '.join(KINDS)}")
         if type(limit) is not int or not 1 <= limit <= QUOTA_MAX:
-            raise QuotaError(f"the quota {kind} is a whole number from 1 to {QUOTA_MAX}, a second")
+            span = "at once" if kind in HELD else "a second"
+            raise QuotaError(f"the quota {kind} is a whole number from 1 to {QUOTA_MAX}, {span}")
     return Quotas(**value)
 
 
@@ -100,7 +120,7 @@ class Buckets:
 
     def take(self, quotas: Quotas, taken: Taken, now_ns: int) -> Exceeded | None:
         """All of it, or nothing and the reason."""
-        bytes_in, bytes_out, requests = quotas
+        bytes_in, bytes_out, requests = quotas[: len(RATES)]
         if requests is not None:
             wait_ns = _wait_ns(self._requests_ns, _cost_ns(1, requests), now_ns)
             if wait_ns > 0:
@@ -183,3 +203,34 @@ class QuotaKeeper:
             self._buckets.popitem(last=False)
         made = self._buckets[principal] = Buckets()
         return made
+
+
+class Holdings:
+    """The things that principals hold at one agent at once. As large as what is held: each of it has a bound
+    of its own, and what nobody holds is not here."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, str], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def held(self, principal: str, kind: str) -> int:
+        """How many it has."""
+        return self._held.get((principal, kind), 0)
+
+    def take(self, principal: str, kind: str, limit: int | None) -> bool:
+        """One more; False where it has as many as it may."""
+        held = self._held.get((principal, kind), 0)
+        if limit is not None and held >= limit:
+            return False
+        self._held[principal, kind] = held + 1
+        return True
+
+    def give_back(self, principal: str, kind: str) -> None:
+        """One less."""
+        left = self._held[principal, kind] - 1
+        if left:
+            self._held[principal, kind] = left
+        else:
+            del self._held[principal, kind]

@@ -38,7 +38,7 @@ class PrincipalCalls:
     ) -> tuple[bool, dict[str, Any]]:
         """PUT /v1/principals/{principal}: it has these roles, rules and quotas and no others; True if it was
         made. With `if_version` only if it is of that `version`: else settings-changed. `quotas`: bytes_in,
-        bytes_out, requests, each a second on each agent."""
+        bytes_out, requests, each a second; connections, waits, streams at once; on each agent."""
         body = {"roles": list(roles), "rules": list(rules), **_quotas(quotas)}
         return await self._put("principals", name, body, if_version)
 

@@ -39,7 +39,10 @@ RolesOption = Annotated[
 QuotasOption = Annotated[
     list[str] | None,
     option(
-        "KIND=NUMBER", "A second, of bytes_in, bytes_out, requests; repeatable.", "--quota", callback=name_of
+        "KIND=NUMBER",
+        "bytes_in, bytes_out, requests a second; connections, waits, streams at once; repeatable.",
+        "--quota",
+        callback=name_of,
     ),
 ]
 VersionOption = Annotated[

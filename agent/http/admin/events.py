@@ -34,7 +34,7 @@ async def events(call: Call) -> web.StreamResponse:
         raise ShoalError("overloaded", "this agent has all the event streams it takes") from None
     try:
         missed = asked is not None and after is None
-        return await call.waiting(_stream(call, feed, listener, missed))
+        return await call.streaming(_stream(call, feed, listener, missed))
     finally:
         listener.close()
 

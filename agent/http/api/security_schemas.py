@@ -34,9 +34,12 @@ _EXPIRY: Schema = {
 _LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": QUOTA_MAX}
 _QUOTAS: Schema = closed(
     {
-        "bytes_in": described(_LIMIT, "Bytes of bodies."),
-        "bytes_out": described(_LIMIT, "Bytes of answers to requests that do not write."),
-        "requests": described(_LIMIT, "Requests."),
+        "bytes_in": described(_LIMIT, "Bytes of bodies, a second."),
+        "bytes_out": described(_LIMIT, "Bytes of answers to requests that do not write, a second."),
+        "requests": described(_LIMIT, "Requests a second."),
+        "connections": described(_LIMIT, "Connections over which the principal has asked, at once."),
+        "waits": described(_LIMIT, "Requests that wait for news, at once."),
+        "streams": described(_LIMIT, "Streams of events, at once."),
     }
 )
 _VERSION = described(TEXT, "Another one with each change of roles, rules and quotas.")

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Final, TypeVar
 
 from aiohttp import web
@@ -26,6 +27,7 @@ from shoal.agent.interface import Broker
 from shoal.agent.metrics.measures import HttpMeasures
 from shoal.agent.security.access import OpenAccess
 from shoal.agent.security.audit import happening
+from shoal.agent.security.quota import STREAMS, WAITS
 from shoal.errors import ShoalError, shown
 
 T = TypeVar("T")
@@ -110,6 +112,14 @@ class Call:
         meter = self.asker.meter
         return max_bytes if meter is None else meter.affordable(max_bytes)
 
+    async def spend(self) -> None:
+        """Before the next piece of a long answer: what has been written of it counts, and it goes on as
+        quickly as it may."""
+        meter = self.asker.meter
+        if meter is not None:
+            meter.sent(self.request.writer.output_size)
+            await meter.rest_holding()
+
     def tell_change(self, operation: str, thing: str) -> None:
         """Into the audit: the request has made something beside what it asked for."""
         trail = self.context.doorkeeper.trail
@@ -118,8 +128,22 @@ class Call:
             trail.changed(event, int(wall_ms()))
 
     async def waiting(self, awaitable: Awaitable[T]) -> T:
-        """Its result; see Waits.run."""
-        return await self.context.waits.run(self.request, self.asker, awaitable)
+        """Its result; see Waits.run. With ?wait it is one of the asker's waits meanwhile."""
+        return await self._held(WAITS if self.wait_ms() else None, awaitable)
+
+    async def streaming(self, awaitable: Awaitable[T]) -> T:
+        """The same, of a stream of events."""
+        return await self._held(STREAMS, awaitable)
+
+    async def _held(self, kind: str | None, awaitable: Awaitable[T]) -> T:
+        try:
+            held = nullcontext() if kind is None else self.asker.hold(kind)
+        except ShoalError:
+            if asyncio.iscoroutine(awaitable):
+                awaitable.close()  # or Python warns that it was never awaited
+            raise
+        with held:
+            return await self.context.waits.run(self.request, self.asker, awaitable)
 
     def holding(self) -> AnswerReservation:
         """Memory for this request's answer; release it at the end."""

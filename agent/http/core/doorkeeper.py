@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Final, NamedTuple, Protocol
 
 from multidict import CIMultiDictProxy
@@ -19,7 +19,7 @@ from multidict import CIMultiDictProxy
 from shoal.agent.http.api.needs import CLUSTER_ADMIN, CLUSTER_DESCRIBE, TOPIC_DESCRIBE, Needs, OtherNeed
 from shoal.agent.http.api.operation import Operation
 from shoal.agent.http.core.forward import AUTHORIZATION, FORWARDED_BY, PRINCIPAL
-from shoal.agent.http.core.request_quota import Meter, Metered, Meters, metered_by
+from shoal.agent.http.core.request_quota import Counted, Meter, Metered, Meters, metered_by
 from shoal.agent.security.access import ANONYMOUS, Access, Identity, PeerCertificate, Proof
 from shoal.agent.security.audit import AUDIT_TOPIC, AuditTrail, login_of
 from shoal.agent.security.needs import Action, Need, ResourceKind
@@ -69,15 +69,26 @@ class FastAsking(Protocol):
 class Asker:
     """The sender of one request, and the permission that it has shown."""
 
-    __slots__ = ("_access", "_credentials", "_needs", "_resource", "_version", "identity", "meter", "refused")
+    __slots__ = (
+        "_access", "_credentials", "_meters", "_needs", "_resource", "_version", "identity", "meter",
+        "refused",
+    )  # fmt: skip
 
     def __init__(
-        self, access: Access, credentials: ShownCredentials, identity: Identity, needs: Needs, resource: str
+        self,
+        access: Access,
+        credentials: ShownCredentials,
+        identity: Identity,
+        needs: Needs,
+        resource: str,
+        meters: Meters | None = None,
     ) -> None:
+        """`meters`: count what it holds; None where nobody counts."""
         self._access = access
         self._credentials = credentials
         self._needs = needs
         self._resource = resource
+        self._meters = meters
         self._version = access.version
         self.identity = identity
         self.meter: Meter | None = None
@@ -127,6 +138,13 @@ class Asker:
         if self._access.is_on and not self.may(needs, resource):
             raise refusal(self.identity, needs, resource)
 
+    def hold(self, kind: str) -> AbstractContextManager[None]:
+        """One of what its quotas bound at once, until the context ends. Raises ShoalError quota-exceeded."""
+        if self._meters is None:
+            return nullcontext()
+        limit = self._access.quotas_of(self.identity).of(kind)
+        return self._meters.hold(self.identity.principal, kind, limit)
+
     def judge_again(self) -> bool:
         """Whether its request may go on: asked anew once a verdict may have become another one, or the
         credentials have expired."""
@@ -173,8 +191,10 @@ class Doorkeeper:
         arguments: tuple[str, ...],
         headers: Headers,
         certificate: PeerCertificate | None,
+        connection: Counted | None = None,
     ) -> Asker:
-        """The asker of a request that may do this. Raises ShoalError unauthenticated, forbidden."""
+        """The asker of a request that may do this. Raises ShoalError unauthenticated, forbidden,
+        quota-exceeded."""
         access, needs = self.access, operation.needs
         if (
             self._agents_are_proven
@@ -196,10 +216,14 @@ class Doorkeeper:
                 raise
             credentials, identity = ShownCredentials(), Identity(ANONYMOUS, Proof.NONE)
         check(access, identity, needs, resource)
-        asker = Asker(access, credentials, identity, needs, resource)
+        if certificate is not None and certificate.is_agent and FORWARDED_BY in headers:
+            return Asker(access, credentials, identity, needs, resource)  # counted where its client asked
+        asker = Asker(access, credentials, identity, needs, resource, self.meters)
         if needs is OtherNeed.CREDENTIALS or not isinstance(needs, OtherNeed):
             metered = metered_by(identity.principal, access.quotas_of(identity))
             if metered is not None:
+                if connection is not None:
+                    self.meters.count_connection(connection, metered)
                 length = headers.get("Content-Length", "")
                 # A length that is none is refused where the body is read.
                 body_bytes = int(length) if length.isdecimal() and len(length) < LENGTH_DIGITS_MAX else 0
@@ -254,13 +278,15 @@ class Doorkeeper:
         self.metered.clear()
 
     def begin_fast(
-        self, request: FastAsking, certificate: PeerCertificate | None
+        self, request: FastAsking, certificate: PeerCertificate | None, connection: Counted
     ) -> tuple[bool, Meter | None]:
         """Whether a request that is_allowed has let in may begin its fast way now; and its meter."""
         key = (request.authorization, certificate, request.operation, request.resource)
         metered = self.metered.get(key)
         if metered is None:
             return True, None
+        if not self.meters.may_count_connection(connection, metered):
+            return False, None
         meter = self.meters.begin_fast(metered, Taken(request.body_bytes, _reads(request.needs)))
         return meter is not None, meter
 
@@ -275,7 +301,7 @@ class Doorkeeper:
         credentials = ShownCredentials(request.authorization, certificate)
         identity = identified(access, credentials, request.needs, request.resource)
         check(access, identity, request.needs, request.resource)
-        return Asker(access, credentials, identity, request.needs, request.resource)
+        return Asker(access, credentials, identity, request.needs, request.resource, self.meters)
 
 
 def _reads(needs: Needs) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -240,11 +240,13 @@ class Forwarder:
         passed_on: Mapping[str, str],
         headers: Mapping[str, str],
         timeout_ms: int,
+        spend: Callable[[], Awaitable[None]],
         body: bytes | None = None,
         added: Mapping[str, str] | None = None,
     ) -> web.StreamResponse:
         """A request whose answer may be large: passed on as it comes, with the headers `added`. Problems are
-        raised, before a byte is sent. `body`: of a POST, which is sent once.
+        raised, before a byte is sent. `body`: of a POST, which is sent once. `spend`: called before each
+        piece.
         """
         try:
             async with await self._request(
@@ -259,12 +261,16 @@ class Forwarder:
                 if response.status >= 300:
                     data = await _read_bounded(response)
                     raise _problem(response.status, response.content_type, data)
-                return await self._pass_on(request, response, added or {})
+                return await self._pass_on(request, response, added or {}, spend)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise broken(error, url, request.method) from None
 
     async def _pass_on(
-        self, request: web.BaseRequest, response: aiohttp.ClientResponse, added: Mapping[str, str]
+        self,
+        request: web.BaseRequest,
+        response: aiohttp.ClientResponse,
+        added: Mapping[str, str],
+        spend: Callable[[], Awaitable[None]],
     ) -> web.StreamResponse:
         answer = web.StreamResponse(status=response.status, headers=added)
         for name, value in response.headers.items():
@@ -275,6 +281,7 @@ class Forwarder:
             return answer
         taking = StreamDeadline(self._limits)
         async for piece in response.content.iter_chunked(RELAY_PIECE_BYTES):
+            await spend()
             await taking.write(answer, piece)
         await answer.write_eof()
         return answer

@@ -16,7 +16,7 @@ from aiohttp.http_exceptions import LineTooLong
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.core.doorkeeper import Doorkeeper, FastAsking
 from shoal.agent.http.core.problems import not_a_request, parsers_words, problem_response
-from shoal.agent.http.core.request_quota import Meter
+from shoal.agent.http.core.request_quota import Hold, Meter
 from shoal.agent.metrics.measures import NO_OPERATION, HttpMeasures
 from shoal.agent.security.access import PeerCertificate
 from shoal.errors import ShoalError
@@ -31,11 +31,12 @@ class Front(asyncio.BufferedProtocol):
     """The owner of a connection's transport, as a handler sees it. `under_way`: a request of this connection
     is with its handler. `measures`: where answers are counted. `certificate`: of the other end, as TLS has
     proven it; None without TLS or a certificate. `doorkeeper`: asked for quotas. `meter`: of a fast request
-    under way whose principal has some."""
+    under way whose principal has some. `counted`: for the principal whose quota of connections it takes."""
 
-    __slots__ = ("certificate", "doorkeeper", "measures", "meter", "under_way")
+    __slots__ = ("certificate", "counted", "doorkeeper", "measures", "meter", "under_way")
 
     certificate: PeerCertificate | None
+    counted: Hold | None
     doorkeeper: Doorkeeper
     measures: HttpMeasures
     meter: Meter | None
@@ -47,7 +48,7 @@ class Front(asyncio.BufferedProtocol):
             return False
         if not self.doorkeeper.metered:
             return True
-        may, self.meter = self.doorkeeper.begin_fast(request, self.certificate)
+        may, self.meter = self.doorkeeper.begin_fast(request, self.certificate, self)
         return may
 
     def passed(self, size: int) -> None:
@@ -60,6 +61,12 @@ class Front(asyncio.BufferedProtocol):
         meter, self.meter = self.meter, None
         if meter is not None:
             meter.give_back()
+
+    def uncount(self) -> None:
+        """The connection has ended."""
+        counted, self.counted = self.counted, None
+        if counted is not None:
+            counted.release()
 
     @abstractmethod
     def answer_ended(self, *, keep_alive: bool) -> None:

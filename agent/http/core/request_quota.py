@@ -1,7 +1,11 @@
 """The quota of a request: it is taken at the beginning, and what comes and goes later counts too.
 
-Law of this file: buckets and their clock. Refusals are words of the ordinary way. The fast ways ask the same
-buckets, and a request that they may not begin goes the ordinary way, which says why.
+Law of this file: buckets and their clock, and what is held until it ends. Refusals are words of the ordinary
+way. The fast ways ask the same buckets, and a request that they may not begin goes the ordinary way, which
+says why.
+
+A connection counts for the principal that asked over it last, of those with such a quota: nobody is known
+before a request. So a connection that many principals share, as a proxy's may be, counts once.
 """
 
 from __future__ import annotations
@@ -9,13 +13,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from shoal.agent.security.quota import (
+    CONNECTIONS,
     KINDS,
     NO_QUOTAS,
     SECOND_NS,
     Buckets,
+    Holdings,
     QuotaKeeper,
     Quotas,
     Taken,
@@ -24,6 +30,10 @@ from shoal.errors import ShoalError, shown
 
 PAUSE_MAX_S: Final = 5.0
 """Of one piece of a long body or stream: what is owed beyond it is asked of the next request."""
+ANSWER_REST_MAX_S: Final = 5.0
+"""Of all pieces of a long answer, which holds memory or files meanwhile."""
+HELD_RETRY_MS: Final = 1_000
+"""Nobody knows when one that is held will end."""
 
 
 class Metered(NamedTuple):
@@ -36,13 +46,14 @@ class Metered(NamedTuple):
 class Meter:
     """Of one request. `size` is of what has come or gone of it so far."""
 
-    __slots__ = ("_came", "_metered", "_meters", "_sent", "reads")
+    __slots__ = ("_came", "_metered", "_meters", "_rested_s", "_sent", "reads")
 
     def __init__(self, meters: Meters, metered: Metered, body_bytes: int, *, reads: bool) -> None:
         self._meters = meters
         self._metered = metered
         self._came = body_bytes
         self._sent = 0
+        self._rested_s = 0.0
         self.reads = reads
 
     def give_back(self) -> None:
@@ -75,12 +86,51 @@ class Meter:
             buckets, quotas, now_ns = self._meters.of(self._metered)
             buckets.send(quotas, size, now_ns)
 
+    def _debt_s(self) -> float:
+        buckets, _, now_ns = self._meters.of(self._metered)
+        return min(buckets.debt_ns(now_ns) / SECOND_NS, PAUSE_MAX_S)
+
     async def rest(self) -> None:
         """A long body or stream goes on as quickly as it may."""
-        buckets, _, now_ns = self._meters.of(self._metered)
-        debt_ns = buckets.debt_ns(now_ns)
-        if debt_ns:
-            await asyncio.sleep(min(debt_ns / SECOND_NS, PAUSE_MAX_S))
+        debt_s = self._debt_s()
+        if debt_s:
+            await asyncio.sleep(debt_s)
+
+    async def rest_holding(self) -> None:
+        """The same of a long answer, whose memory or files others wait for: not for long."""
+        pause_s = min(self._debt_s(), ANSWER_REST_MAX_S - self._rested_s)
+        if pause_s > 0:
+            self._rested_s += pause_s
+            await asyncio.sleep(pause_s)
+
+
+class Hold:
+    """One that a principal holds, given back once. A context, or released by its owner."""
+
+    __slots__ = ("_holdings", "kind", "principal")
+
+    def __init__(self, holdings: Holdings, principal: str, kind: str) -> None:
+        self._holdings: Holdings | None = holdings
+        self.principal = principal
+        self.kind = kind
+
+    def __enter__(self) -> None:
+        assert self._holdings is not None, "it was given back"
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """It has ended."""
+        holdings, self._holdings = self._holdings, None
+        if holdings is not None:
+            holdings.give_back(self.principal, self.kind)
+
+
+class Counted(Protocol):
+    """A connection. `counted`: where it counts."""
+
+    counted: Hold | None
 
 
 class Meters:
@@ -89,6 +139,7 @@ class Meters:
     def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.clock_ns = clock_ns
         self.keeper = QuotaKeeper()
+        self.holdings = Holdings()
         self.refused = dict.fromkeys(KINDS, 0)
 
     def of(self, metered: Metered) -> tuple[Buckets, Quotas, int]:
@@ -116,6 +167,33 @@ class Meters:
         if buckets.take(quotas, taken, now_ns) is not None:
             return None
         return Meter(self, metered, taken.body_bytes, reads=taken.reads)
+
+    def hold(self, principal: str, kind: str, limit: int | None) -> Hold:
+        """One more of what is held. Raises ShoalError quota-exceeded: nothing was taken, and nothing
+        happens."""
+        if not self.holdings.take(principal, kind, limit):
+            self.refused[kind] += 1
+            text = f"{shown(principal)} has {limit} {kind} at this agent, as many as its quota allows at once"
+            raise ShoalError("quota-exceeded", text, quota=kind, retry_after_ms=HELD_RETRY_MS)
+        return Hold(self.holdings, principal, kind)
+
+    def count_connection(self, connection: Counted, metered: Metered) -> None:
+        """This principal asks over it. Raises ShoalError quota-exceeded; then it should be closed."""
+        limit, counted = metered.quotas.connections, connection.counted
+        if limit is None or (counted is not None and counted.principal == metered.principal):
+            return
+        connection.counted = self.hold(metered.principal, CONNECTIONS, limit)
+        if counted is not None:
+            counted.release()
+
+    def may_count_connection(self, connection: Counted, metered: Metered) -> bool:
+        """The same; False where the ordinary way has to say why not."""
+        limit, counted = metered.quotas.connections, connection.counted
+        if limit is not None and (counted is None or counted.principal != metered.principal):
+            if self.holdings.held(metered.principal, CONNECTIONS) >= limit:
+                return False
+            self.count_connection(connection, metered)
+        return True
 
 
 def metered_by(principal: str, quotas: Quotas) -> Metered | None:

@@ -77,6 +77,8 @@ async def _send(
     if has_body:
         async with AnswerDeadline(call.context.limits, held_bytes) as patience:
             for piece in pieces:
+                with patience.excused():
+                    await call.spend()
                 await response.write(piece)
                 patience.took(len(piece))
                 await asyncio.sleep(0)

@@ -43,7 +43,7 @@ async def records(call: Call) -> web.StreamResponse:
     follows = rendering.media == EVENT_STREAM
     reader = MergedReader(call, topic, call.affordable(max_bytes), follows=follows)
     if follows:
-        return await call.waiting(follow_all(call, topic, rendering, reader, start))
+        return await call.streaming(follow_all(call, topic, rendering, reader, start))
     try:
         found = await call.waiting(read_once(call, topic, rendering, reader, start))
         cursor = format_places(reader.places)

@@ -39,28 +39,10 @@ async def records(call: Call) -> web.StreamResponse:
     deadline = Deadline(call.timeout_ms())
 
     async def there(leader: Leader) -> web.StreamResponse:
-        return await _relay(call, leader.url, topic, partition, deadline)
+        return await request.relay(leader.url, deadline)
 
     led = partition_of(call, topic, partition)
     return await at_leader(call, led, request.answer_here, there, deadline, reads=True)
-
-
-async def _relay(
-    call: Call, url: str, topic: Topic, partition: int, deadline: Deadline
-) -> web.StreamResponse:
-    remaining_ms = deadline.remaining_ms()
-    return await call.waiting(
-        call.context.forwarder.relay(
-            call.request,
-            url,
-            forward_target(
-                topic_path(topic.name, "partitions", partition, "records"), call.query, remaining_ms
-            ),
-            headers={name: call.headers[name] for name in PASSED_ON_HEADERS if name in call.headers},
-            passed_on=call.asker.passed_on,
-            timeout_ms=remaining_ms + call.wait_ms(),
-        ),
-    )
 
 
 ROUTES = (Route(api.READ_PARTITION, records),)
@@ -101,6 +83,26 @@ class ReadRequest:
         finally:
             holding.release()
 
+    async def relay(self, url: str, deadline: Deadline) -> web.StreamResponse:
+        """Its leader's answer as it comes, of as many bytes as the asker's quota leaves."""
+        call, wanted = self._call, self._wanted
+        query = call.query
+        if call.asker.meter is not None:
+            query = {**query, "max_bytes": str(wanted.max_bytes)}
+        remaining_ms = deadline.remaining_ms()
+        path = topic_path(self._topic.name, "partitions", wanted.partition, "records")
+        return await call.waiting(
+            call.context.forwarder.relay(
+                call.request,
+                url,
+                forward_target(path, query, remaining_ms),
+                headers={name: call.headers[name] for name in PASSED_ON_HEADERS if name in call.headers},
+                passed_on=call.asker.passed_on,
+                timeout_ms=remaining_ms + call.wait_ms(),
+                spend=call.spend,
+            )
+        )
+
     async def _answer_text(self, wanted: WantedRows, holding: AnswerReservation) -> web.StreamResponse:
         call = self._call
         fetch, selected = await call.context.selector.fetch_and_select(
@@ -115,7 +117,7 @@ class ReadRequest:
         offset = await self._offset_anywhere() if resumed is None else resumed
         wanted = self._wanted._replace(offset=offset)
         source = PartitionSource(self._call, self._topic, wanted, self._rendering.value_as)
-        return await self._call.waiting(follow(self._call, source))
+        return await self._call.streaming(follow(self._call, source))
 
     async def _offset_anywhere(self) -> int:
         """Where to begin, asked from the leader if it lies elsewhere."""

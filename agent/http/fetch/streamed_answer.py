@@ -18,6 +18,7 @@ from aiohttp.abc import AbstractStreamWriter
 
 from shoal.agent.http.admission.answer_rate import AnswerDeadline
 from shoal.agent.http.core.context import Call
+from shoal.agent.http.core.request_quota import Meter
 from shoal.agent.http.core.respond import begin_answer
 from shoal.agent.interface import Lent, Pieces
 
@@ -42,13 +43,11 @@ async def send_pieces(
             await response.write(before)
             transport_socket = transport.get_extra_info("socket")
             if transport_socket is None or transport.get_extra_info("sslcontext") is not None:
-                await _send_by_transport(response, pieces, after, patience)
+                await _send_by_transport(call, response, pieces, after, patience)
             else:
                 await _emptied(transport, call.request.writer)
-                if call.asker.meter is not None:  # they pass by the writer
-                    call.asker.meter.passed(pieces.size_bytes + len(after))
                 with contextlib.closing(_DirectSocket(transport, transport_socket.dup(), pieces)) as out:
-                    await _send(pieces, out, after, patience)
+                    await _send(pieces, out, after, patience, call.asker.meter)
             await response.write_eof()
     finally:
         await pieces.let_go()
@@ -56,7 +55,7 @@ async def send_pieces(
 
 
 async def _send_by_transport(
-    response: web.StreamResponse, pieces: Pieces, after: bytes, patience: AnswerDeadline
+    call: Call, response: web.StreamResponse, pieces: Pieces, after: bytes, patience: AnswerDeadline
 ) -> None:
     """Where there is no socket, or something between it and us. Each piece is copied: the next one is read
     into the same memory."""
@@ -65,13 +64,19 @@ async def _send_by_transport(
             piece = await pieces.next()
         if piece is None:
             break
-        await response.write(bytes(piece))
-        patience.took(len(piece))
+        data = bytes(piece)
+        with patience.excused():
+            await call.spend()
+        await response.write(data)
+        patience.took(len(data))
     await response.write(after)
 
 
-async def _send(pieces: Pieces, out: _DirectSocket, after: bytes, patience: AnswerDeadline) -> None:
-    """The bytes behind the pieces go with the last piece, not as a packet of their own."""
+async def _send(
+    pieces: Pieces, out: _DirectSocket, after: bytes, patience: AnswerDeadline, meter: Meter | None
+) -> None:
+    """The bytes behind the pieces go with the last piece, not as a packet of their own. `meter`: told of the
+    pieces here, since they pass by the writer."""
     left = pieces.size_bytes
     lent_bytes = 0
     await pieces.prepare_lending()
@@ -79,8 +84,11 @@ async def _send(pieces: Pieces, out: _DirectSocket, after: bytes, patience: Answ
         lent = pieces.lend()
         if lent is not None:
             left -= len(lent)
-            lent_bytes += len(lent)
+            size = len(lent)
+            lent_bytes += size
             await _pass_on(lent, out, b"" if left else after, patience)
+            if meter is not None:
+                await _spend(meter, size, left, patience)
             if lent_bytes >= LENT_TURN_BYTES:
                 lent_bytes = 0
                 await asyncio.sleep(0)
@@ -92,6 +100,15 @@ async def _send(pieces: Pieces, out: _DirectSocket, after: bytes, patience: Answ
         assert piece is not None, "there are as many bytes as were promised"
         left -= len(piece)
         await out.send(memoryview(piece), b"" if left else after, patience.took)
+        if meter is not None:
+            await _spend(meter, len(piece), left, patience)
+
+
+async def _spend(meter: Meter, size: int, left: int, patience: AnswerDeadline) -> None:
+    meter.passed(size)
+    if left:
+        with patience.excused():
+            await meter.rest_holding()
 
 
 async def _pass_on(lent: Lent, out: _DirectSocket, behind: bytes, patience: AnswerDeadline) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -30,6 +30,7 @@ from shoal.agent.http.groups.outcomes import Outcomes, Parcel, Sorting, outcomes
 from shoal.agent.http.groups.target import Target, find, is_second_hop
 from shoal.agent.http.groups.topic_receive import TopicReceive
 from shoal.agent.interface import ActKind, Granted, GroupMode, Leader, Wanted
+from shoal.agent.security.quota import WAITS
 from shoal.errors import ShoalError
 
 FORMS = (JSON_TYPE, ARROW_TYPE)
@@ -41,9 +42,15 @@ async def receive(by_partition: bool, call: Call) -> web.StreamResponse:
     is_arrow = choose_media(call.headers.get("Accept"), FORMS) == ARROW_TYPE
     document = await optional_object(call, call.context.limits.body_bytes)
     body = receive_body(document, is_arrow=is_arrow)
-    target = await find(call, by_partition=by_partition, makes=Deadline(call.timeout_ms()))
-    request = ReceiveRequest(call, target, body, is_arrow=is_arrow)
-    return await while_the_client_waits(call, call.request, request.answer())
+    with may_wait(call, body):
+        target = await find(call, by_partition=by_partition, makes=Deadline(call.timeout_ms()))
+        request = ReceiveRequest(call, target, body, is_arrow=is_arrow)
+        return await while_the_client_waits(call, call.request, request.answer())
+
+
+def may_wait(call: Call, body: ReceiveBody) -> AbstractContextManager[None]:
+    """One of the asker's waits, if it is one."""
+    return call.asker.hold(WAITS) if body.wait_ms else nullcontext()
 
 
 async def while_the_client_waits(call: Call, client: WaitingClient, answer: Awaitable[T]) -> T:
@@ -216,6 +223,7 @@ class ReceiveRequest:
             headers={"Accept": accept, "Content-Type": JSON_TYPE},
             passed_on=call.asker.passed_on,
             timeout_ms=timeout_ms + wait_ms,
+            spend=call.spend,
             body=json.dumps(sent).encode("ascii"),
             added={"Shoal-Created": "true"} if self.target.created and not is_second_hop(call) else None,
         )

@@ -47,7 +47,7 @@ async def watch(call: Call, topic: Topic, prefix: bytes, rendering: Rendering) -
     limits = call.context.limits
     changes = MergedReader(call, topic, limits.default_read_bytes, follows=True)
     source = WatchSource(call, topic, prefix, rendering, changes, start)
-    return await call.waiting(follow(call, source))
+    return await call.streaming(follow(call, source))
 
 
 class WatchSource(Source):

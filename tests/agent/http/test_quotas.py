@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
 import pytest
@@ -12,9 +13,12 @@ from fake_broker import FakeCluster
 from http_access import MemoryAccess, Reply, Wire
 from http_fixtures import Agent, running
 
-from shoal.agent.http.core.request_quota import Meters
-from shoal.agent.security.quota import SECOND_NS, Quotas
+from shoal.agent.http.core import request_quota
+from shoal.agent.http.core.request_quota import Metered, Meters
+from shoal.agent.security.access import PeerCertificate
+from shoal.agent.security.quota import SECOND_NS, Quotas, Taken
 from shoal.client.async_admin import AdminClient
+from shoal.errors import ShoalError
 
 ORDINARY = ("X-Ordinary", "1")
 """No fast way knows this header."""
@@ -96,7 +100,7 @@ async def test_requests_beyond_a_quota_are_refused_each_way(
         assert (await stand.wire.ask(line, [eve, *more], body)).status == 200
         stand.now_ns[0] += SECOND_NS // 2
         assert (await stand.ask(line, body, *more)).status == 200
-        assert stand.meters.refused == {"bytes_in": 0, "bytes_out": 0, "requests": 1}
+        assert {kind: count for kind, count in stand.meters.refused.items() if count} == {"requests": 1}
 
 
 @pytest.mark.parametrize("more", [(), (ORDINARY,)])
@@ -202,3 +206,97 @@ async def test_a_client_waits_as_long_as_it_is_told() -> None:
         refused = stand.meters.refused["requests"]
         assert refused >= 2
         assert time.monotonic() - began_s >= refused * 0.2
+
+
+AGENT = PeerCertificate("shoal://fake/agent", is_agent=True)
+
+
+@pytest.mark.parametrize("proven", [True, False])
+@pytest.mark.parametrize(("line", "body", "more"), [
+    (WRITE, b"v", ()), (READ, b"", ()), (RECEIVE, b"{}", (JSON,)), ("GET /v1/topics/orders/offsets", b"", ()),
+])  # fmt: skip
+async def test_a_forwarded_request_counts_where_its_client_asked(
+    line: str, body: bytes, more: tuple[tuple[str, str], ...], proven: bool
+) -> None:
+    """There alone, where agents prove themselves. Where they cannot, anybody might say that it is one."""
+    cluster, access = FakeCluster(), MemoryAccess()
+    token = access.give("bob", "topic:*=*", "group:*=*")
+    access.quotas["of-bob"] = Quotas(requests=1, bytes_in=1_000, bytes_out=100_000)
+    async with AsyncExitStack() as stack:
+        client, agent = ((lambda: None), (lambda: AGENT)) if proven else (None, None)
+        first = await stack.enter_async_context(running(cluster.add("one"), None, access, client))
+        second = await stack.enter_async_context(running(cluster.add("two"), None, access, agent))
+        for one in (first, second):
+            one.runner.context.doorkeeper.meters.clock_ns = lambda: 1
+        cluster.create("orders", leader=second.broker.agent_id)
+        wire = await Wire.open(first.port)
+        replies = [await wire.ask(line, [("Authorization", token), *more], body) for _ in range(2)]
+        wire.close()
+        assert [reply.status for reply in replies] == [200, 429]
+        assert len(first.runner.context.doorkeeper.meters.keeper) == 1
+        assert len(second.runner.context.doorkeeper.meters.keeper) == (0 if proven else 1)
+
+
+async def test_an_answer_of_another_agent_is_cut_by_the_quota_here() -> None:
+    """The agent that leads knows of no quota then."""
+    cluster, access = FakeCluster(), MemoryAccess()
+    token = access.give("bob", "topic:*=*")
+    async with (
+        running(cluster.add("one"), None, access, lambda: None) as first,
+        running(cluster.add("two"), None, access, lambda: AGENT) as second,
+    ):
+        cluster.create("orders", leader=second.broker.agent_id)
+        first.runner.context.doorkeeper.meters.clock_ns = lambda: 1
+        wire = await Wire.open(first.port)
+        for _ in range(20):
+            assert (await wire.ask(WRITE, [("Authorization", token)], b"x" * 1_000)).status == 200
+        access.quotas["of-bob"] = Quotas(bytes_out=500)
+        access.version += 1
+        await wire.send(READ, [("Authorization", token)], b"")
+        found = b""
+        async with asyncio.timeout(20):
+            while not found.endswith((b"}\n", b"0\r\n\r\n")):
+                found += await wire.read()
+        assert b"HTTP/1.1 200" in found
+        assert 1_000 < len(found) < 10_000
+        assert (await wire.ask(READ, [("Authorization", token)])).status == 429
+        wire.close()
+
+
+async def test_a_long_answer_goes_as_quickly_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Piece by piece: it rests until what has left is paid for, in all no longer than others can wait for its
+    memory. The next request pays for the rest."""
+    now_ns, slept_s = [1], []
+
+    async def sleep(seconds: float) -> None:
+        slept_s.append(seconds)
+        now_ns[0] += round(seconds * SECOND_NS)
+
+    monkeypatch.setattr(request_quota.asyncio, "sleep", sleep)
+    meters, metered = Meters(lambda: now_ns[0]), Metered("bob", Quotas(bytes_out=1_000))
+    meter = meters.begin(metered, Taken(0, reads=True))
+    for _ in range(10):
+        await meter.rest_holding()
+        meter.passed(1_000)
+    assert slept_s == pytest.approx([1.0] * 5, abs=1e-6)
+    assert sum(slept_s) <= request_quota.ANSWER_REST_MAX_S
+    with pytest.raises(ShoalError) as refused:
+        meters.begin(metered, Taken(0, reads=True))
+    assert refused.value.extra["retry_after_ms"] == 4_001  # four of ten are owed, and a byte
+
+
+async def test_two_long_answers_share_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are at once."""
+    now_ns = [1]
+
+    async def sleep(seconds: float) -> None:
+        now_ns[0] += round(seconds * SECOND_NS)
+
+    monkeypatch.setattr(request_quota.asyncio, "sleep", sleep)
+    meters, metered = Meters(lambda: now_ns[0]), Metered("bob", Quotas(bytes_out=1_000))
+    answers = [meters.begin(metered, Taken(0, reads=True)) for _ in range(2)]
+    for _ in range(4):
+        for meter in answers:
+            await meter.rest_holding()
+            meter.passed(500)
+    assert now_ns[0] >= 2 * SECOND_NS  # 4,000 bytes: one second's worth at once, and the last one is owed

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from shoal.agent.security.documents import command_document, command_from, state_document, state_from
 from shoal.agent.security.principals import AskedBy, PutPrincipal, PutRole, Security
 from shoal.agent.security.quota import (
+    HELD,
     NO_QUOTAS,
     QUOTA_MAX,
     SECOND_NS,
     Buckets,
+    Holdings,
     QuotaError,
     QuotaKeeper,
     Quotas,
@@ -146,8 +148,46 @@ def test_a_principals_own_quota_counts_before_those_of_its_roles() -> None:
     assert joined(NO_QUOTAS, ()) == joined(NO_QUOTAS, (NO_QUOTAS,)) == NO_QUOTAS
 
 
+def test_a_state_of_before_there_were_more_kinds() -> None:
+    """A snapshot with rates alone has no other limits."""
+    assert quotas_from({"bytes_in": 4, "requests": 9}) == Quotas(4, None, 9, None, None, None)
+    assert quotas_from({}) == NO_QUOTAS
+
+
+def test_the_cost_of_quotas_covers_their_bytes() -> None:
+    """Of the largest numbers, too."""
+    largest = Quotas(*[QUOTA_MAX] * len(Quotas._fields))
+    assert len(json.dumps({"quotas": largest.document()})) <= largest.cost()
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(HELD), st.integers(-1, 4)), max_size=200))
+def test_what_is_held_is_never_more_than_the_limit_and_comes_back(
+    steps: list[tuple[str, str, int]],
+) -> None:
+    """-1: the oldest one of these ends. Each principal and kind is counted by itself; in the end nothing is
+    left."""
+    holdings, held = Holdings(), dict.fromkeys(((who, kind) for who in "ab" for kind in HELD), 0)
+    for who, kind, limit in steps:
+        if limit < 0:
+            if held[who, kind]:
+                holdings.give_back(who, kind)
+                held[who, kind] -= 1
+        else:
+            assert holdings.take(who, kind, limit) == (held[who, kind] < limit)
+            held[who, kind] += held[who, kind] < limit
+        assert {key: holdings.held(*key) for key in held} == held
+        assert len(holdings) == sum(count > 0 for count in held.values())
+    for (who, kind), count in held.items():
+        for _ in range(count):
+            holdings.give_back(who, kind)
+    assert len(holdings) == 0
+    with pytest.raises(KeyError):
+        holdings.give_back("a", "waits")
+
+
 @pytest.mark.parametrize("value", [
     [], "requests=5", 5, {"request": 5}, {"requests": 0}, {"requests": -1}, {"requests": 1.5},
+    {"waits": 0}, {"streams": "1"}, {"connections": True}, {"holds": 1},
     {"requests": True}, {"requests": "5"}, {"requests": None}, {"bytes_in": QUOTA_MAX + 1}, {1: 5},
 ])  # fmt: skip
 def test_quotas_that_cannot_be(value: object) -> None:
@@ -158,8 +198,8 @@ def test_quotas_that_cannot_be(value: object) -> None:
 
 def test_quotas_stand_in_the_state_and_its_documents() -> None:
     """With their principal or role; one without any has the document that it had before there were any."""
-    some = Quotas(bytes_out=10, requests=5)
-    role = PutRole("clerk", None, (), BY, Quotas(requests=9, bytes_in=4))
+    some = Quotas(bytes_out=10, requests=5, streams=2)
+    role = PutRole("clerk", None, (), BY, Quotas(requests=9, bytes_in=4, waits=3, connections=8))
     bob = PutPrincipal("bob", None, ("clerk",), (), BY, some)
     for command, operation in ((role, "role-put"), (bob, "principal-put")):
         assert command_from(operation, command_document(command)) == command
@@ -167,8 +207,9 @@ def test_quotas_stand_in_the_state_and_its_documents() -> None:
     assert [state.apply(role, (0, 1)), state.apply(bob, (0, 2))] == ["done", "done"]
     state.check_invariants()
     assert state_from(json.loads(json.dumps(state_document(state)))) == state
-    assert state.quotas_of("bob") == Quotas(bytes_in=4, bytes_out=10, requests=5)
-    assert state.quotas_of("eve", ("clerk", "nobody")) == Quotas(bytes_in=4, requests=9)
+    of_both = Quotas(bytes_in=4, bytes_out=10, requests=5, connections=8, waits=3, streams=2)
+    assert state.quotas_of("bob") == of_both
+    assert state.quotas_of("eve", ("clerk", "nobody")) == Quotas(4, None, 9, 8, 3)
     bare = PutPrincipal("bob", (0, 2), (), (), BY)
     assert "quotas" not in command_document(bare)
     assert state.apply(bare, (0, 3)) == "done"

@@ -12,10 +12,13 @@ import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from http_fixtures import Agent, one_agent
+from fake_broker import FakeCluster
+from http_access import MemoryAccess
+from http_fixtures import Agent, one_agent, running
 
 from shoal.agent.fetch import Fetch, FetchRequest
 from shoal.agent.http.admission.limits import HttpLimits
+from shoal.agent.security.quota import Quotas
 from shoal.errors import ShoalError
 from shoal.format.batch import DEFAULT_SCHEMA, END_OF_STREAM, schema_message
 
@@ -333,3 +336,34 @@ async def test_an_agent_that_stops_ends_it(agent: Agent) -> None:
         async with asyncio.timeout(40):
             await agent.runner.cleanup()
         assert not told.pinned
+
+
+@pytest.mark.parametrize("lends", [1, 3])
+async def test_a_quota_pays_for_the_pieces_that_left(lends: int) -> None:
+    """For all of an answer that was taken whole; for less of one whose reader has gone."""
+    access = MemoryAccess()
+    token = access.give("bob", "topic:*=*")
+    access.quotas["of-bob"] = Quotas(bytes_out=1 << 40)
+    async with running(FakeCluster().add("one"), LIMITS, access) as agent:
+        agent.broker.cluster.create("t")
+        meters = agent.runner.context.doorkeeper.meters
+        meters.clock_ns = lambda: 1
+
+        def charged() -> int:
+            left = meters.keeper.of("of-bob", 1).left_out(access.quotas["of-bob"], 1)
+            assert left is not None
+            return (1 << 40) - left
+
+        whole, cut = Told([MIB] * 9, lends=lends), Told([MIB] * 60, lends=lends)
+        tell(agent, whole, cut)
+        answer = await agent.get(PATH, Accept=ARROW, Authorization=token)
+        assert answer.status == 200
+        await until_gone(agent, whole)
+        # Each cost is rounded up to a nanosecond: a kilobyte here.
+        assert len(answer.body) <= charged() <= len(answer.body) + 64 * 1024
+        before = charged()
+        with connected(agent, 64 * 1024) as plain:
+            plain.sendall(request(agent)[:-2] + f"Authorization: {token}\r\n\r\n".encode())
+            await everything(plain, MIB)
+        await until_gone(agent, cut)
+        assert MIB // 2 < charged() - before < 30 * MIB
