@@ -168,7 +168,7 @@ def _is_refused_for_more(case: Case) -> bool:
     """What a good credential does not help: a foreign page, an upgrade that nobody knows, a head that is too
     large, a query that is not there."""
     lower = case.head.lower()
-    words = (b"evil.example", b"access_token", b"x-original", b"upgrade", b"shoal-principal:")
+    words = (b"\norigin:", b"expect:", b"access_token", b"x-original", b"upgrade", b"shoal-principal:")
     return any(word in lower for word in words) or len(case.head) > 4_096
 
 

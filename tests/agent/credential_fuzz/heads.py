@@ -242,7 +242,8 @@ ANSWER_BYTES_MAX: Final = 4_096
 def fault_of_refusal(case: Case, status: int, head: str, body: bytes) -> str | None:
     """Why an answer is no refusal as described; None for one that is."""
     is_changed = not case.head.startswith(b"%b " % case.target.line.encode())
-    if status not in REFUSALS and status not in TOO_LARGE and not (is_changed and status in OTHER_PLACES):
+    further = (*TOO_LARGE, *(OTHER_PLACES if is_changed else ()), *((417,) if b"xpect:" in case.head else ()))
+    if status not in REFUSALS and status not in further:
         return f"status {status}"
     if "\r\nContent-Type: application/problem+json" not in head or len(body) > ANSWER_BYTES_MAX:
         return "no problem document, or a large one"
