@@ -205,19 +205,17 @@ def read_issued(certificate: bytes) -> Issued:
     cluster has made."""
     found = _load(certificate)
     try:
-        with (
-            warnings.catch_warnings()
-        ):  # of names that are too long: those of others, which are refused below
+        with warnings.catch_warnings():  # of long names: others have made them, and they are refused below
             warnings.simplefilter("ignore")
             cluster, name = (
                 str(attribute.value)
                 for part in (NameOID.ORGANIZATION_NAME, NameOID.COMMON_NAME)
                 for attribute in found.subject.get_attributes_for_oid(part)
             )
-        is_authority = found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
-        names: list[x509.GeneralName] = []
-        if not is_authority:
-            names += found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            is_authority = found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+            names: list[x509.GeneralName] = []
+            if not is_authority:
+                names += found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except _UNREADABLE:
         raise AuthorityError("`shoal secure` has not made this certificate") from None
     uris = [item.value for item in names if isinstance(item, x509.UniformResourceIdentifier)]

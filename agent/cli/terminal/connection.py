@@ -43,7 +43,7 @@ def token_file(value: str | None) -> str | None:
 PARAMETERS: Final[Mapping[str, Any]] = {
     "token": Annotated[
         str | None,
-        option("@FILE", "A file with the token of each request; or SHOAL_TOKEN."),
+        option("@FILE", "A file with the token of each request; or SHOAL_TOKEN.", "--token"),
     ],
     "ca": Annotated[
         str | None, option("FILE", "The authority of the agents' certificates; or SHOAL_CA.", "--ca")

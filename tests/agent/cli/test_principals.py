@@ -83,3 +83,22 @@ async def test_principals_roles_and_tokens(
         ):
             await shoal(*words, code=1)
             assert len(shoal.said.splitlines()) == 1
+
+
+async def test_a_token_is_revoked_by_another_one(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """The option of credentials is called --token as everywhere, beside the argument that names one."""
+    home = tmp_path_factory.mktemp("config")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
+    async with one_agent() as agent:
+        shoal = Shoal(agent.broker.url, capsys)
+        await shoal("principal", "put", "bob")
+        token = parse_token((await shoal("token", "create", "bob")).strip())
+        (home / "token").touch(mode=0o600)
+        (home / "token").write_text(token.reveal())
+        await shoal("token", "revoke", token.id, "--token", f"@{home / 'token'}")
+        assert shoal.said == f"token {token.id} is revoked\n"
+        assert token.reveal() not in shoal.said
