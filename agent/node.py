@@ -322,6 +322,7 @@ async def _serve_http(node: Node, parts: AsyncExitStack, listener: socket.socket
         limits_for(open_files()),
         http.allowed_hosts,
         cors_origins=http.cors_origins,
+        hsts_ms=node.config.tls.hsts_ms,
         lookup=node.lookup,
         access=_access(node),
         trail=node.broker.trail,

@@ -12,6 +12,8 @@ from shoal.agent.settings import ConfigError
 
 TLS_CLIENTS = ("none", "optional", "required")
 TLS_VERSIONS = ("1.3", "1.2")
+DAY_MS = 86_400_000
+HSTS_MS_MAX = 3_650 * DAY_MS
 AGENT_NAME_PATTERN = re.compile(r"[a-z][a-z0-9+.-]*://[!-~]{1,240}")
 
 
@@ -25,6 +27,7 @@ class TlsSettings:
     tls_clients: str = "optional"
     tls_minimum: str = "1.3"
     tls_agent_name: str | None = None
+    hsts_ms: int = 365 * DAY_MS
 
     @property
     def is_on(self) -> bool:
@@ -49,6 +52,8 @@ class TlsSettings:
             )
         if self.tls_minimum not in TLS_VERSIONS:
             raise ConfigError(f"tls_minimum {self.tls_minimum!r} is unknown: use {' or '.join(TLS_VERSIONS)}")
+        if not 0 <= self.hsts_ms <= HSTS_MS_MAX:
+            raise ConfigError(f"hsts {self.hsts_ms} ms is out of range: give 0 to 3650d, 365d is normal")
         pattern = self.tls_agent_name
         if pattern is not None and AGENT_NAME_PATTERN.fullmatch(pattern) is None:
             raise ConfigError(

@@ -127,6 +127,10 @@ SETTINGS: Mapping[str, Words] = {
         "URI name of the certificates of agents, and of no others. `*` stands for any characters but `/`.",
         "`shoal://CLUSTER/agent`",
     ),
+    "hsts": Words(
+        "So long browsers reach this host's name, and names below it, by TLS alone, at every port"
+        " (`Strict-Transport-Security`). `0` lets them forget it. Told over TLS only."
+    ),
     "gossip_port": Words(
         "Gossip port, UDP and TCP. Same rule.", f"{DEFAULT_GOSSIP_PORT}, or the port of the last run"
     ),

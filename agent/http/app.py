@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from shoal.agent.http.admin import events, keys, level, members, operate, principals, topics, trim
+from shoal.agent.http.admission.guard import GUARD, IN_THE_OPEN, over_tls
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.admission.origin import HostPolicy
 from shoal.agent.http.admission.places import Place
@@ -67,7 +68,7 @@ PARTS = (
 
 
 class Door(Protocol):
-    """Another way by which connections come, such as TLS."""
+    """Another way by which connections come: TLS."""
 
     async def stop(self) -> None:
         """No more of them."""
@@ -96,7 +97,7 @@ class Dispatcher:
         handler, keep_alive = request.protocol, False
         assert isinstance(handler, HandedOver), "every request comes through a front"
         front = handler.front
-        front.under_way = True
+        front.under_way, request[GUARD] = True, front.guard
         handler.begin()
         status: int | str = ABORTED
         try:
@@ -194,8 +195,9 @@ class HttpRunner:
     loop that runs it.
     """
 
-    def __init__(self, dispatcher: Dispatcher, context: Context) -> None:
+    def __init__(self, dispatcher: Dispatcher, context: Context, hsts_ms: int) -> None:
         self.context = context
+        self._guard = over_tls(hsts_ms)  # of all doors
         self._shared = Shared(
             dispatcher.appends, dispatcher.receives, dispatcher.rows, web.Server(dispatcher.handle)
         )
@@ -211,7 +213,9 @@ class HttpRunner:
         """Accept connections on a bound socket, which is closed in the end."""
         loop = asyncio.get_running_loop()
         self._listeners.append(
-            await loop.create_server(lambda: Connection(self._shared), sock=listener, backlog=BACKLOG)
+            await loop.create_server(
+                lambda: Connection(self._shared, IN_THE_OPEN), sock=listener, backlog=BACKLOG
+            )
         )
 
     def enter(self, door: Door) -> None:
@@ -220,12 +224,12 @@ class HttpRunner:
 
     def admit(self, certificate: PeerCertificate | None) -> Connection:
         """The front of a connection that has come by a door."""
-        return Connection(self._shared, certificate)
+        return Connection(self._shared, self._guard, certificate)
 
     def refusal(self, error: ShoalError) -> bytes:
         """The answer on a connection that gets no front."""
         self.context.measures.answered(NO_OPERATION, error.status)
-        return problem_bytes(error, close=True)
+        return problem_bytes(error, self._guard, close=True)
 
     async def cleanup(self) -> None:
         """Stop listening, let handlers and appends finish, close all connections, to other agents too."""
@@ -289,6 +293,7 @@ def make_runner(
     access: Access | None = None,
     tls: AgentsTls = in_the_open,
     trail: AuditTrail | None = None,
+    hsts_ms: int = 0,
 ) -> HttpRunner:
     """The HTTP side of an agent; call inside the event loop that will run it.
 
@@ -296,11 +301,11 @@ def make_runner(
     example). `cors_origins`: whose pages may use it beside its own. `lookup`: of other agents' names.
     `agents_are_proven`: TLS tells which connections are other agents'. `access`: judges requests; without one
     nobody is asked. `tls`: of connections to other agents; where it gives a context, they are proven, too.
-    `trail`: the audit, told where anybody is asked.
+    `trail`: the audit, told where anybody is asked. `hsts_ms`: what browsers are told over TLS.
     """
     chosen = limits if limits is not None else HttpLimits()
     forwarder = Forwarder(broker.agent_id, chosen, lookup, tls)
     proven = agents_are_proven or tls() is not None
     doorkeeper = Doorkeeper(access or OpenAccess(), agents_are_proven=proven, trail=trail)
     context = Context(broker, chosen, forwarder, doorkeeper)
-    return HttpRunner(Dispatcher(context, allowed_hosts, cors_origins), context)
+    return HttpRunner(Dispatcher(context, allowed_hosts, cors_origins), context, hsts_ms)

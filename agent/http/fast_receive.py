@@ -22,6 +22,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from shoal.agent.http.admin.topics import json_object
 from shoal.agent.http.admission.answer_rate import AnswerDeadline
+from shoal.agent.http.admission.guard import Guard
 from shoal.agent.http.admission.limits import HEAD_BYTES_MAX, KIB
 from shoal.agent.http.admission.origin import HostPolicy
 from shoal.agent.http.api.media import ARROW_TYPE, JSON_TYPE
@@ -96,6 +97,8 @@ class ReceiveFront(Protocol):
     def certificate(self) -> PeerCertificate | None: ...
     @property
     def meter(self) -> Meter | None: ...
+    @property
+    def guard(self) -> Guard: ...
 
     def passed(self, size: int) -> None:
         """So many bytes of the answer go."""
@@ -239,7 +242,7 @@ class OwnAnswer:
         does not take it."""
         if isinstance(made.body, list):
             length = sum(map(len, made.body))
-            head = _head(made, b"Content-Length: %d" % length)
+            head = self._head(made, b"Content-Length: %d" % length)
             if length <= WHOLE_ANSWER_BYTES:
                 self._write(b"".join((head, *made.body)))
             elif length <= PIECE_BYTES:  # a copy costs less than a call and a round of the loop for each part
@@ -259,12 +262,17 @@ class OwnAnswer:
             if length > WHOLE_ANSWER_BYTES:
                 break
         else:
-            self._write(b"".join((_head(made, b"Content-Length: %d" % length), *first)))
+            self._write(b"".join((self._head(made, b"Content-Length: %d" % length), *first)))
             return
-        self._write(_head(made, b"Transfer-Encoding: chunked"))
+        self._write(self._head(made, b"Transfer-Encoding: chunked"))
         pieces = chain((b"".join(first),), made.body, (b"",))  # the last chunk is empty
         chunks = (b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
         await self._send_on(chunks, made.held_bytes)
+
+    def _head(self, made: Made, framing: bytes) -> bytes:
+        own = "".join(f"{name}: {value}\r\n" for name, value in made.headers.items())
+        said = f"HTTP/1.1 200 OK\r\nContent-Type: {made.media_type}\r\n{own}{_date(int(time.time()))}"
+        return f"{said}{self._front.guard.lines}".encode("ascii") + framing + b"\r\n\r\n"
 
     async def _send_on(self, pieces: Iterable[bytes | memoryview], held_bytes: int) -> None:
         async with AnswerDeadline(self._context.limits, held_bytes) as patience:
@@ -281,7 +289,7 @@ class OwnAnswer:
         """An error. ConnectionResetError where another answer has begun."""
         if self._begun:
             raise ConnectionResetError(error.detail) from None
-        self._write(problem_bytes(error, close=close))
+        self._write(problem_bytes(error, self._front.guard, close=close))
 
     def _write(self, data: bytes | memoryview) -> None:
         transport = self._front.transport
@@ -290,12 +298,6 @@ class OwnAnswer:
         self._begun = True
         self._front.passed(len(data))
         transport.write(data)
-
-
-def _head(made: Made, framing: bytes) -> bytes:
-    own = "".join(f"{name}: {value}\r\n" for name, value in made.headers.items())
-    said = f"HTTP/1.1 200 OK\r\nContent-Type: {made.media_type}\r\n{own}{_date(int(time.time()))}"
-    return said.encode("ascii") + framing + b"\r\n\r\n"
 
 
 @lru_cache(maxsize=1)

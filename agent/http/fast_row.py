@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Protocol
 from multidict import CIMultiDict
 
 from shoal.agent.http.admission.answer_room import AnswerReservation
+from shoal.agent.http.admission.guard import Guard
 from shoal.agent.http.admission.limits import HEAD_BYTES_MAX, KIB
 from shoal.agent.http.admission.origin import HostPolicy
 from shoal.agent.http.api import table_operations as api
@@ -207,7 +208,7 @@ class FastRows:
             fields.authorization,
         )  # fmt: skip
 
-    def at_once(self, request: FastRow) -> bytes | None:
+    def at_once(self, request: FastRow, guard: Guard) -> bytes | None:
         """The answer to a GET, where memory has the row and nobody has to be asked; else None."""
         if request.is_put or request.is_local:
             return None
@@ -230,11 +231,11 @@ class FastRows:
         if found.row is None:
             error = unknown_key(topic, key)
             self.context.measures.answered(request.operation, error.status)
-            return problem_bytes(error)
+            return problem_bytes(error, guard)
         if len(found.row.value) > WHOLE_ANSWER_BYTES:
             return None  # its reader may take its time
         request.answered.count += 1
-        return row_answer(partition, found.row, found.as_of)
+        return row_answer(partition, found.row, found.as_of, guard)
 
     def begin(self, request: FastRow, body: bytes | memoryview, answer: PutAnswer) -> bool:
         """Begin a put that is an append; `answer` hears of its end, perhaps before this returns. False: it is

@@ -16,6 +16,7 @@ import time
 from typing import Final
 
 from shoal.agent.http.admission.body_rate import too_slow
+from shoal.agent.http.admission.guard import Guard
 from shoal.agent.http.admission.limits import KIB
 from shoal.agent.http.admission.places import Place, wanted_place
 from shoal.agent.http.core.handed_over import Front, HandedOver
@@ -69,9 +70,9 @@ class PendingAppend:
         answers = measures.requests[request.operation, ABORTED] if is_gone else request.answered
         measures.appended(answers, time.monotonic_ns() - self.began_ns)
         if isinstance(request, FastRow):
-            connection.append_ended(append_answer(self.partition, result, is_row=True))
+            connection.append_ended(append_answer(self.partition, result, connection.guard, is_row=True))
         else:
-            connection.append_ended(append_answer(request.partition or 0, result))
+            connection.append_ended(append_answer(request.partition or 0, result, connection.guard))
 
     def set_exception(self, exception: BaseException) -> None:
         """Refused, unknown, or led elsewhere."""
@@ -83,7 +84,7 @@ class PendingAppend:
             connection = self._connection
             status = ABORTED if connection.transport is None else exception.status
             connection.measures.answered(self.request.operation, status)
-            connection.append_ended(problem_bytes(exception))
+            connection.append_ended(problem_bytes(exception, connection.guard))
 
     def as_it_came(self, here: int) -> bytes:
         """The request, with so many bytes of its body."""
@@ -100,11 +101,10 @@ class Connection(Front):
         "transport",
     )  # fmt: skip
 
-    def __init__(self, shared: Shared, certificate: PeerCertificate | None = None) -> None:
-        self._shared = shared
+    def __init__(self, shared: Shared, guard: Guard, certificate: PeerCertificate | None = None) -> None:
+        self._shared, self.guard = shared, guard
         self.certificate, self.doorkeeper = certificate, shared.doorkeeper
-        self._appends = shared.appends
-        self.measures = shared.appends.context.measures
+        self._appends, self.measures = shared.appends, shared.appends.context.measures
         self._http: HttpConnection[FastRequest | FastReceive | FastRow | RequestHead]
         self._http = HttpConnection(shared.request if certificate is None else shared.reader(certificate))
         self.transport: asyncio.Transport | None = None
@@ -156,7 +156,7 @@ class Connection(Front):
 
     def _end_with(self, error: ShoalError) -> None:
         if self.transport is not None:
-            self.transport.write(problem_bytes(error, close=True))
+            self.transport.write(problem_bytes(error, self.guard, close=True))
             self.measures.answered(NO_OPERATION, error.status)
         self.close()
 
@@ -424,7 +424,7 @@ class Connection(Front):
         if request.is_append and self._appends.context.gate.take(len(body)):
             self._begin(PendingAppend(self, head, request, body))
             return True
-        answer = self._shared.rows.at_once(request)
+        answer = self._shared.rows.at_once(request, self.guard)
         if answer is None or self.transport is None:
             return False
         self.passed(len(answer))

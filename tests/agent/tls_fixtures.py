@@ -60,7 +60,7 @@ async def tls_agent(
     """One that serves these files, with a session of such a client."""
     broker = broker or FakeCluster().add("one")
     contexts = make_contexts(settings, CLUSTER)
-    runner = make_runner(broker, tls=lambda: contexts.agents)
+    runner = make_runner(broker, tls=lambda: contexts.agents, hsts_ms=settings.hsts_ms)
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     broker.url = f"https://127.0.0.1:{port}"

@@ -10,6 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
+from shoal.agent.http.admission.guard import GUARD
 from shoal.agent.http.core.dispatch import RouteTable
 from shoal.agent.http.core.problems import SERVER
 from shoal.errors import ShoalError
@@ -41,6 +42,7 @@ def note_origin(request: web.BaseRequest, origin: str | None) -> None:
 async def prepare(response: web.StreamResponse, request: web.BaseRequest) -> None:
     """Send the answer's head, with what every answer says. Again for one that has been sent: no matter."""
     response.headers["Server"] = SERVER
+    request[GUARD].stand_in(response)
     origin = request.get(ORIGIN)
     if origin is not None:
         response.headers["Access-Control-Allow-Origin"] = origin

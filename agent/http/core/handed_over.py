@@ -13,6 +13,7 @@ from abc import abstractmethod
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
+from shoal.agent.http.admission.guard import Guard
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.core.doorkeeper import Doorkeeper, FastAsking
 from shoal.agent.http.core.problems import not_a_request, parsers_words, problem_response
@@ -31,13 +32,15 @@ class Front(asyncio.BufferedProtocol):
     """The owner of a connection's transport, as a handler sees it. `under_way`: a request of this connection
     is with its handler. `measures`: where answers are counted. `certificate`: of the other end, as TLS has
     proven it; None without TLS or a certificate. `doorkeeper`: asked for quotas. `meter`: of a fast request
-    under way whose principal has some. `counted`: for the principal whose quota of connections it takes."""
+    under way whose principal has some. `counted`: for the principal whose quota of connections it takes.
+    `guard`: what each answer tells a browser."""
 
-    __slots__ = ("certificate", "counted", "doorkeeper", "measures", "meter", "under_way")
+    __slots__ = ("certificate", "counted", "doorkeeper", "guard", "measures", "meter", "under_way")
 
     certificate: PeerCertificate | None
     counted: Hold | None
     doorkeeper: Doorkeeper
+    guard: Guard
     measures: HttpMeasures
     meter: Meter | None
     under_way: bool
@@ -119,4 +122,6 @@ class HandedOver(web.RequestHandler):
         else:
             error = not_a_request(reason)
         self.front.measures.answered(NO_OPERATION, error.status)
-        return problem_response(error, close=True)
+        response = problem_response(error, close=True)
+        self.front.guard.stand_in(response)
+        return response

@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
+from shoal.agent.http.admission.guard import Guard
 from shoal.agent.http.api.media import JSON_TYPE
 from shoal.errors import PROBLEM_MEDIA_TYPE, ShoalError
 
@@ -77,9 +78,10 @@ def json_bytes(document: Any) -> bytes:
         return json.dumps(document, separators=(",", ":")).encode("ascii")
 
 
-def problem_bytes(error: ShoalError, *, close: bool = False) -> bytes:
+def problem_bytes(error: ShoalError, guard: Guard, *, close: bool = False) -> bytes:
     """The same answer as problem_response, head and all."""
     response = problem_response(error, close=close)
+    guard.stand_in(response)
     if close:
         response.headers["Connection"] = "close"
     response.headers["Date"] = formatdate(usegmt=True)

@@ -15,7 +15,10 @@ from shoal.agent.http.api.operation import Answer, Body, Operation, Parameter, S
 from shoal.agent.http.api.schemas import SCHEMAS
 from shoal.errors import ERRORS
 
-SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+SECURITY_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; object-src 'none'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'"
+)
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 h2 { margin-top: 2.5rem; border-bottom: 1px solid #8886 } h3 { margin-top: 2rem }

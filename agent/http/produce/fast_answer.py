@@ -11,6 +11,7 @@ import functools
 import time
 from email.utils import formatdate
 
+from shoal.agent.http.admission.guard import Guard
 from shoal.agent.http.api.media import JSON_TYPE
 from shoal.agent.http.api.operations import ANY
 from shoal.agent.http.core.problems import SERVER, json_bytes
@@ -19,15 +20,15 @@ from shoal.errors import JSON
 from shoal.format.timestamps import format_time
 
 
-@functools.lru_cache(maxsize=2)
-def _head(second: int, media: str = JSON_TYPE) -> bytes:
+@functools.lru_cache(maxsize=4)
+def _head(second: int, guard: Guard, media: str = JSON_TYPE) -> bytes:
     """The head up to the length, made once a second: it carries the date."""
     date = formatdate(second, usegmt=True)
-    head = f"Content-Type: {media}\r\nDate: {date}\r\nServer: {SERVER}\r\nContent-Length: "
+    head = f"Content-Type: {media}\r\nDate: {date}\r\nServer: {SERVER}\r\n{guard.lines}Content-Length: "
     return b"HTTP/1.1 200 OK\r\n" + head.encode("ascii")
 
 
-def append_answer(partition: int, done: Appended, *, is_row: bool = False) -> bytes:
+def append_answer(partition: int, done: Appended, guard: Guard, *, is_row: bool = False) -> bytes:
     """The whole answer, head and body, of one append to one partition; without a JSON encoder, unless the
     append is a duplicate. `is_row`: it has an ETag."""
     if done.duplicate:
@@ -37,12 +38,12 @@ def append_answer(partition: int, done: Appended, *, is_row: bool = False) -> by
         numbers = (done.count, partition, done.base_offset, done.count)
         body = b'{"count":%d,"appended":[{"partition":%d,"base_offset":%d,"count":%d}]}\n' % numbers
     tag = b'ETag: "%d"\r\n' % done.base_offset if is_row else b""
-    return b"%b%d\r\n%b\r\n%b" % (_head(int(time.time())), len(body), tag, body)
+    return b"%b%d\r\n%b\r\n%b" % (_head(int(time.time()), guard), len(body), tag, body)
 
 
-def row_answer(partition: int, row: TableRow, as_of: int) -> bytes:
+def row_answer(partition: int, row: TableRow, as_of: int, guard: Guard) -> bytes:
     """The whole answer with the value of a row; tables/row.py has the same headers."""
     time_text = format_time(row.timestamp_us).encode("ascii")
     numbers = (row.offset, partition, time_text, partition, as_of)
     told = b'ETag: "%d"\r\nShoal-Partition: %d\r\nShoal-Timestamp: %b\r\nShoal-As-Of: %d:%d\r\n' % numbers
-    return b"%b%d\r\n%b\r\n%b" % (_head(int(time.time()), ANY), len(row.value), told, row.value)
+    return b"%b%d\r\n%b\r\n%b" % (_head(int(time.time()), guard, ANY), len(row.value), told, row.value)
