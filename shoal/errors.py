@@ -27,8 +27,9 @@ ErrorCode: TypeAlias = Literal[
     "settings-changed", "not-enough-members", "keys-differ", "unreachable", "not-failed", "recovery-refused",
     "level-too-low", "level-refused", "producer-fenced", "sequence-gap", "sequence-differs", "trimmed",
     "precondition-failed", "too-large", "unsupported-media-type", "beyond-end", "not-leader", "overloaded",
-    "too-many-producers", "too-many-consumers", "quota-exceeded", "internal", "no-leader", "not-ready",
-    "stopping", "damaged", "timeout", "leadership-lost", "catalog-full", "disk-full",
+    "too-many-producers", "too-many-consumers", "quota-exceeded", "too-many-failed-logins", "internal",
+    "no-leader", "not-ready", "stopping", "damaged", "timeout", "leadership-lost", "catalog-full",
+    "disk-full",
 ]  # fmt: skip
 """The codes of ERRORS, for type checkers: a code that is not in the table does not pass them."""
 
@@ -98,6 +99,7 @@ _TABLE: Final = (
     ErrorRow("too-many-producers", 429, "The partition can remember no more producers now", True, True),
     ErrorRow("too-many-consumers", 429, "The partition can remember no more consumers now", True, True),
     ErrorRow("quota-exceeded", 429, "The principal has used up its quota", True, True),
+    ErrorRow("too-many-failed-logins", 429, "Too many credentials of this address were wrong", False, True),
     ErrorRow("internal", 500, "The agent failed in an unexpected way", False, False),
     ErrorRow("no-leader", 503, "The partition has no leader at present", True, True),
     ErrorRow("not-ready", 503, "The agent is not ready yet", True, True),

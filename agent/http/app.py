@@ -162,10 +162,12 @@ class Dispatcher:
         arguments: tuple[str, ...],
         raw_query: str,
     ) -> web.StreamResponse:
-        front = handler.front
-        asker = self._context.doorkeeper.admit(
-            route.operation, arguments, request.headers, front.certificate, front
-        )
+        front, doorkeeper, headers = handler.front, self._context.doorkeeper, request.headers
+        try:
+            asker = doorkeeper.admit(route.operation, arguments, headers, front.certificate, front)
+        except ShoalError as error:
+            address = request.remote or ""
+            raise doorkeeper.login_failed(error, headers, front.certificate, address) from None
         handler.meter = asker.meter
         query = parse_query(raw_query, route.operation.parameter_names) if raw_query else NO_QUERY
         return await route.handler(Call(self._context, request, arguments, query, raw_query, asker))

@@ -26,7 +26,7 @@ UNKNOWN: Final = "unknown"
 """The outcome of a change whose client has gone, or that failed in a way that nobody foresaw."""
 ROW_KEY: Final = REST[1:-1]
 """A part of a record, which the audit has none of."""
-REFUSALS: Final = frozenset(("unauthenticated", "forbidden"))
+REFUSALS: Final = frozenset(("unauthenticated", "forbidden", "too-many-failed-logins"))
 CHANGING: Final = frozenset(
     (Action.CREATE, Action.ALTER, Action.DELETE, Action.MANAGE, Action.OPERATE, Action.ADMIN)
 )

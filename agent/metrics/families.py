@@ -149,7 +149,9 @@ _HTTP = (
     _gauge("shoal_http_in_flight_bytes", "Bodies and answers held."),
     _counter("shoal_http_refused_total", "Requests refused as overload."),
     _counter(
-        "shoal_quota_refused_total", "Requests refused for a quota, by the one that was used up.", "quota"
+        "shoal_quota_refused_total",
+        "Requests refused for a quota, or as too many failed logins, by that limit.",
+        "quota",
     ),
 )
 _AUDIT = (

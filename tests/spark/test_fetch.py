@@ -15,7 +15,7 @@ from shoal.spark.options.bounds import Selection
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.read_options import COLUMNS, HEADERS
 from shoal.spark.read.fetch import JOINED_BYTES_MAX, FetchPolicy, RangeReader, Scan, is_local
-from shoal.spark.read.http import POOL, Answer, LeaderSearch, Persistence
+from shoal.spark.read.http import POOL, Answer, LeaderSearch, Persistence, may_move
 from shoal.spark.read.plan import LogEnds, OffsetRange
 from shoal.spark.read.topics import Directory
 
@@ -411,3 +411,11 @@ def test_a_quota_is_waited_for_as_long_as_an_agent_says(problem: dict[str, objec
 
     assert Persistence().persist(work, "x", pauses.append) == 1
     assert pauses == [paused]
+
+
+def test_wrong_credentials_are_not_tried_again() -> None:
+    """Also where their address has had so many that it is answered 429; other refusals with it may pass."""
+    for code, moves in (("too-many-failed-logins", False), ("quota-exceeded", True), ("overloaded", True)):
+        assert may_move(Answer(429, {}, json.dumps({"code": code}).encode())) is moves
+    assert may_move(Answer(503, {}, b""))
+    assert not may_move(Answer(401, {}, b""))

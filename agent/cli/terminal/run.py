@@ -52,6 +52,7 @@ ADVICE = {
     "beyond-end": "give latest, or an offset within the log",
     "too-large": "a record may have at most 8 MiB",
     "unauthenticated": "--token @FILE or SHOAL_TOKEN gives a token, `shoal context set` keeps one",
+    "too-many-failed-logins": "the token is wrong, has expired or was revoked: take another",
     "forbidden": "an administrator can grant it, or take another token",
 }
 NOBODY_ADVICE = "is an agent running? Start one with `shoal dev`, or name one with --agent URL or SHOAL_AGENT"

@@ -19,9 +19,10 @@ from multidict import CIMultiDictProxy
 from shoal.agent.http.api.needs import CLUSTER_ADMIN, CLUSTER_DESCRIBE, TOPIC_DESCRIBE, Needs, OtherNeed
 from shoal.agent.http.api.operation import Operation
 from shoal.agent.http.core.forward import AUTHORIZATION, FORWARDED_BY, PRINCIPAL
-from shoal.agent.http.core.request_quota import Counted, Meter, Metered, Meters, metered_by
+from shoal.agent.http.core.request_quota import FAILED_LOGINS, Counted, Meter, Metered, Meters, metered_by
 from shoal.agent.security.access import ANONYMOUS, Access, Identity, PeerCertificate, Proof
 from shoal.agent.security.audit import AUDIT_TOPIC, AuditTrail, login_of
+from shoal.agent.security.failed_logins import FailedLogins
 from shoal.agent.security.needs import Action, Need, ResourceKind
 from shoal.agent.security.quota import Taken
 from shoal.errors import ShoalError, shown
@@ -177,6 +178,7 @@ class Doorkeeper:
         self.metered: dict[tuple[str | None, PeerCertificate | None, str, str], Metered] = {}
         """Of these, those of principals with quotas: none in most clusters."""
         self.meters = Meters()
+        self._failed_logins = FailedLogins()
         self._version = access.version
         self._now_ms = 0.0
         self._has_looked = False
@@ -229,6 +231,22 @@ class Doorkeeper:
                 body_bytes = int(length) if length.isdecimal() and len(length) < LENGTH_DIGITS_MAX else 0
                 asker.meter = self.meters.begin(metered, Taken(body_bytes, _reads(needs)))
         return asker
+
+    def login_failed(
+        self, error: ShoalError, headers: Headers, certificate: PeerCertificate | None, address: str
+    ) -> ShoalError:
+        """The answer to a refused request: the error itself, unless too many credentials of this address
+        were wrong. Then it is the same for all that are. A request that another agent passes on is none of
+        that agent's."""
+        is_forwarded = certificate is not None and certificate.is_agent
+        if error.code != "unauthenticated" or AUTHORIZATION not in headers or is_forwarded:
+            return error
+        wait_ns = self._failed_logins.failed(address, self.meters.clock_ns())
+        if not wait_ns:
+            return error
+        self.meters.refused[FAILED_LOGINS] += 1
+        text = "too many credentials of this address were wrong, and so are these: right ones always pass"
+        return ShoalError("too-many-failed-logins", text, retry_after_ms=-(-wait_ns // 1_000_000))
 
     def is_allowed(self, request: FastAsking, certificate: PeerCertificate | None) -> bool:
         """Whether a request may go a fast way. Where not, the ordinary way says why."""

@@ -32,6 +32,8 @@ PAUSE_MAX_S: Final = 5.0
 """Of one piece of a long body or stream: what is owed beyond it is asked of the next request."""
 ANSWER_REST_MAX_S: Final = 5.0
 """Of all pieces of a long answer, which holds memory or files meanwhile."""
+FAILED_LOGINS: Final = "failed_logins"
+"""Counted beside the quotas: the limit of an address, not of a principal."""
 HELD_RETRY_MS: Final = 1_000
 """Nobody knows when one that is held will end."""
 
@@ -140,7 +142,7 @@ class Meters:
         self.clock_ns = clock_ns
         self.keeper = QuotaKeeper()
         self.holdings = Holdings()
-        self.refused = dict.fromkeys(KINDS, 0)
+        self.refused = dict.fromkeys((*KINDS, FAILED_LOGINS), 0)
 
     def of(self, metered: Metered) -> tuple[Buckets, Quotas, int]:
         """Its buckets, and the time."""

@@ -31,12 +31,12 @@ from shoal.spark.options.errors import SourceError, data_loss
 from shoal.spark.options.read_options import COLUMNS, HEADERS
 from shoal.spark.read.http import (
     DEFAULT_RETRIES,
-    MOVING_STATUSES,
     Answer,
     LeaderSearch,
     MovedError,
     Persistence,
     document_of,
+    may_move,
     pool_of,
     said,
 )
@@ -197,7 +197,7 @@ class RangeReader:
         return _read_answer(base, answer, offset)
 
     def _refusal(self, base: str, answer: Answer, offset: int) -> Exception:
-        if answer.status in MOVING_STATUSES:
+        if may_move(answer):
             return self._search.refused(base, answer)
         why = said(base, answer)
         if answer.status != 410:

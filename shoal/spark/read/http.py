@@ -37,6 +37,7 @@ JSON_MEDIA_TYPE: Final = "application/json"
 MOVING_STATUSES: Final = frozenset({416, 421, 429, 502, 503, 504, 507})
 """Answers that another attempt may change. 416 too: the offset was committed, so that agent is behind."""
 
+FAILED_LOGINS: Final = "too-many-failed-logins"
 
 QUOTA_SECONDS_MAX: Final = 60.0
 """A longer wait is cut, and ends with the next refusal: a task that sleeps shows nobody why."""
@@ -372,7 +373,7 @@ def ask(pool: ConnectionPool, agents: Sequence[str], path: str) -> tuple[dict[st
             return document_of(answer.body), None
         if answer.status == 404:
             refusal = said(base, answer)  # an agent that has just joined may not know it yet
-        elif answer.status in MOVING_STATUSES:
+        elif may_move(answer):
             moving.append(said(base, answer))
         else:
             raise SourceError(said(base, answer))
@@ -381,6 +382,13 @@ def ask(pool: ConnectionPool, agents: Sequence[str], path: str) -> tuple[dict[st
     if moving:
         raise MovedError("; ".join(moving))
     raise NobodyError(f"no agent answers (option agent, or SHOAL_AGENT): {'; '.join(unreached)}")
+
+
+def may_move(answer: Answer) -> bool:
+    """Whether another attempt may have another answer. Credentials that are wrong stay so."""
+    if answer.status not in MOVING_STATUSES:
+        return False
+    return answer.status != 429 or document_of(answer.body).get("code") != FAILED_LOGINS
 
 
 class NobodyError(SourceError):

@@ -26,11 +26,11 @@ from shoal.spark.options.read_options import TABLE_COLUMNS
 from shoal.spark.read.fetch import RangeReader, Scan
 from shoal.spark.read.http import (
     DEFAULT_RETRIES,
-    MOVING_STATUSES,
     Answer,
     LeaderSearch,
     MovedError,
     Persistence,
+    may_move,
     pool_of,
     said,
 )
@@ -162,7 +162,7 @@ class TablePartitionReader:
             query["forward"] = "false"
         path = f"/v1/tables/{quote(task.topic, safe='')}?{urlencode(query)}"
         answer = self._pool.request(base, "GET", path, {"Accept": ARROW_STREAM}, bytes_max=ANSWER_BYTES_MAX)
-        if answer.status in MOVING_STATUSES:
+        if may_move(answer):
             raise self._search.refused(base, answer)
         if answer.status != 200:
             raise SourceError(said(base, answer))

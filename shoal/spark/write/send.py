@@ -28,11 +28,11 @@ from shoal.spark.options.errors import SourceError
 from shoal.spark.read.fetch import RangeReader, Scan
 from shoal.spark.read.http import (
     DEFAULT_RETRIES,
-    MOVING_STATUSES,
     Answer,
     LeaderSearch,
     Persistence,
     document_of,
+    may_move,
     pool_of,
     said,
 )
@@ -170,7 +170,7 @@ class ChunkSender:
                 f"{chunk.place} holds a later micro-batch of this query: the query runs twice, or its"
                 " checkpoint is an older copy; begin with a new checkpoint to write again"
             )
-        if answer.status not in MOVING_STATUSES and problem.get("definite") is not False:
+        if not may_move(answer) and problem.get("definite") is not False:
             raise SourceError(f"{chunk.place}: {said(base, answer)}")
 
     def _compare(self, chunk: Chunk, document: dict[str, Any]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import NamedTuple
 
 import pytest
+from aiohttp import web
 from fake_broker import FakeCluster
 from http_access import MemoryAccess, Reply, Wire
 from http_fixtures import Agent, running
@@ -300,3 +302,69 @@ async def test_two_long_answers_share_the_rate(monkeypatch: pytest.MonkeyPatch) 
             await meter.rest_holding()
             meter.passed(500)
     assert now_ns[0] >= 2 * SECOND_NS  # 4,000 bytes: one second's worth at once, and the last one is owed
+
+
+# ---- failed logins
+
+
+@pytest.mark.parametrize("more", [(), (ORDINARY,)])
+async def test_failed_logins_of_an_address_are_limited(
+    more: tuple[tuple[str, str], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten are told why. From then on credentials that are expired, unknown or none at all have one answer;
+    right ones pass, and so does who shows none."""
+    monkeypatch.setattr(web.BaseRequest, "remote", "192.0.2.1")
+    async with standing() as stand:
+        stand.access.give("old", "topic:*=*", expires_ms=1)
+        wrong = [("Authorization", f"Bearer {text}") for text in ("none", "old")] + [("Authorization", "x\t")]
+        for number in range(10):
+            refused = await stand.wire.ask(WRITE, [wrong[number % 3], *more], b"v")
+            assert (refused.status, refused.document["code"]) == (401, "unauthenticated")
+        told = set()
+        for credential in wrong:
+            refused = await stand.wire.ask(WRITE, [credential, *more], b"v")
+            assert refused.status == 429
+            assert "Retry-After: 6\r\n" in refused.head
+            told.add(refused.body)
+        assert len(told) == 1
+        document = json.loads(told.pop())
+        assert (document["code"], document["retriable"], document["definite"]) == (
+            "too-many-failed-logins", False, True,
+        )  # fmt: skip
+        assert (await stand.ask(WRITE, b"v", *more)).status == 200
+        assert (await stand.wire.ask(WRITE, more, b"v")).status == 401
+        assert (await stand.wire.ask("GET /livez", [wrong[0]])).status == 200
+        assert stand.stored() == 1
+        assert stand.meters.refused["failed_logins"] == 3
+        stand.now_ns[0] += 6 * SECOND_NS
+        assert [(await stand.wire.ask(WRITE, [wrong[0], *more], b"v")).status for _ in range(2)] == [401, 429]
+
+
+async def test_a_client_with_a_wrong_token_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for what cannot change; a loopback address is never refused so."""
+    async with standing() as stand:
+        for address, code in (("127.0.0.1", "unauthenticated"), ("192.0.2.1", "too-many-failed-logins")):
+            monkeypatch.setattr(web.BaseRequest, "remote", address)
+            for _ in range(12):
+                refused = await stand.wire.ask(WRITE, [("Authorization", "Bearer none")], b"v")
+            assert refused.document["code"] == code
+            async with AdminClient(stand.agent.broker.url, token="none") as client:
+                before = stand.meters.refused["failed_logins"]
+                with pytest.raises(ShoalError) as told:
+                    await client.topics()
+            assert told.value.code == code
+            assert stand.meters.refused["failed_logins"] - before == (code != "unauthenticated")
+
+
+async def test_an_agent_that_passes_on_wrong_credentials_is_not_their_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its clients were judged by it, perhaps a moment before a revocation was heard there."""
+    monkeypatch.setattr(web.BaseRequest, "remote", "192.0.2.1")
+    access = MemoryAccess()
+    async with running(FakeCluster().add("one"), None, access, lambda: AGENT) as agent:
+        wire = await Wire.open(agent.port)
+        headers = [("Authorization", "Bearer none"), ("Shoal-Forwarded-By", "two")]
+        for _ in range(12):
+            assert (await wire.ask("GET /v1/topics", headers)).status == 401
+        wire.close()
