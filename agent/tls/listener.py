@@ -26,8 +26,8 @@ HANDSHAKES_MAX: Final = 256
 """Under way at a time. One that has sent no whole greeting costs its descriptor and bytes; one that has costs
 half a millisecond of a core and about 100 KiB."""
 GRACE_S: Final = 1.0
-"""When all places are taken, a handshake that has lasted so long makes way for the next connection. Ten
-thousand half-open ones then delay others by a second, and are gone within a minute."""
+"""When all places are taken, a handshake that has lasted so long makes way for the next connection.
+Beside ten thousand half-open ones others were served (lab/2026-11-28-half-open-handshakes.md)."""
 NO_DESCRIPTORS_S: Final = 1.0
 """Until a connection is accepted again, after none could be."""
 NETWORK_BITS: Final = 64

@@ -136,18 +136,15 @@ class Agents:
                 "-m",
                 "shoal.agent",
             ]
-            command += [
-                "agent",
-                "--data",
-                str(self.directory / str(host)),
-                "--cluster",
-                cluster,
-                "--insecure",
-            ]
+            command += ["agent", "--data", str(self.directory / str(host)), *self.protection(cluster)]
             command += ["--name", f"host{host}", "--expect", str(count), *self.places(host)]
             with (self.directory / f"{host}.log").open("wb") as log:
                 process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ.copy())
             self._processes.append(process)
+
+    def protection(self, cluster: str) -> list[str]:
+        """The flags that say which cluster it is, and who is let in."""
+        return ["--cluster", cluster, "--insecure"]
 
     def places(self, host: int) -> list[str]:
         """The flags that say where an agent is, and where it meets the others."""

@@ -5,22 +5,25 @@ Where no network namespace can be made this module holds no test but says so.
 
 from __future__ import annotations
 
-import base64
-import os
+import abc
+import json
 import pathlib
 import re
+import ssl
+import subprocess
 import sys
+import tomllib
 import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
-import cluster as local
 import pytest
 from namespaces import NamedAgents, agents_on_a_network, why_not
-from real_agents import is_ready, wait_until
+from real_agents import wait_until
 
-from tests.ops.kubernetes_files import command_of, container, name_of, pods
+from tests.ops.kubernetes_files import command_of, container, name_of, pods, secure_words
 
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -31,19 +34,55 @@ if REASON:
     warnings.warn(f"NO NETWORK NAMESPACES, ops/ is not carried out: {REASON}", stacklevel=1)
 
 
-class Deployed(NamedAgents):
-    """With a gossip key where a secret, or an operator, would put it. `service`: the name clients use."""
+class Deployed(NamedAgents, abc.ABC):
+    """With the files of `shoal secure` where a secret, or an operator, would put them. `service`: the name
+    clients use."""
 
     service = ""
+    token = ""
 
     def start(self, count: int) -> None:
-        key = base64.b64encode(os.urandom(32)).decode()
-        (self.directory / "gossip.key").write_text(key)
+        self.token = self.secure()
         super().start(count)
 
-    def here(self, text: str) -> str:
-        """A path of the deployment, on this machine."""
-        return text.replace("@/etc/shoal/", f"@{self.directory}/")
+    @abc.abstractmethod
+    def secure(self) -> str:
+        """Make the files; the first administrator's token."""
+
+    def shoal(self, *words: str) -> str:
+        """A command where the operator is; its standard output."""
+        command = [sys.executable, "-m", "shoal.agent", *words]
+        ran = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout.strip()
+
+    def protection(self, cluster: str) -> list[str]:
+        return []
+
+    def url(self, host: int) -> str:
+        return super().url(host).replace("http://", "https://")
+
+    def ask(
+        self, host: int, path: str, name: str = "", *, body: bytes | None = None, has_token: bool = True
+    ) -> tuple[int, bytes]:
+        """Status and body. `name`: of the Host; the certificate has to be one of the cluster's authority."""
+        context = ssl.create_default_context(cafile=str(self.directory / "secrets" / "ca.crt"))
+        context.check_hostname = False  # hosts are asked by the addresses of this test's network
+        headers = {"Host": name} if name else {}
+        if has_token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        request = urllib.request.Request(self.url(host) + path, body, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=60, context=context) as answer:
+                return int(answer.status), answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    def get(self, host: int, path: str) -> Any:
+        """Of an answer that is JSON."""
+        status, body = self.ask(host, path)
+        return json.loads(body) if status == 200 else {}
 
 
 class Pods(Deployed):
@@ -51,30 +90,53 @@ class Pods(Deployed):
 
     service = "shoal.default.svc"
 
+    def secure(self) -> str:
+        return self.shoal(*secure_words())
+
     def name(self, host: int) -> str:
         return name_of(pods()[host - 1])
 
     def places(self, host: int) -> list[str]:
         command = command_of(pods()[host - 1], f"node-{host}")[1:]
-        return [self.here(one) for one in command if not one.startswith(("--data=", "--cluster="))]
+        secret = f"--config={self.directory}/secrets/hosts/shoal/"
+        return [one.replace("--config=/etc/shoal/", secret) for one in command if "--data=" not in one]
 
 
 class BareHosts(Deployed):
-    """By ops/shoal.toml, with the two lines changed that differ."""
+    """By ops/shoal.toml, with the lines changed that differ, and the cluster's own hash."""
 
     service = "shoal.example.com"
+
+    def secure(self) -> str:
+        first, *others = (["--address", self.name(host)] for host in range(1, HOSTS + 1))
+        token = self.shoal("secure", "init", "--cluster", "fish", "--name", "host-1", *first)
+        for number, address in enumerate(others, 2):
+            self.shoal("secure", "agent", f"host-{number}", *address)
+        return token
 
     def name(self, host: int) -> str:
         return f"shoal-{host}.example.com"
 
     def places(self, host: int) -> list[str]:
         text = (ROOT / "ops" / "shoal.toml").read_text()
-        for key, value in (("advertise", self.name(host)), ("failure_domain", f"rack-{host}")):
-            text, count = re.subn(rf'(?m)^{key} = ".*"$', f'{key} = "{value}"', text)
+        made = tomllib.loads((self.directory / "secrets" / "cluster.toml").read_text())
+        changed = {
+            "advertise": self.name(host),
+            "failure_domain": f"rack-{host}",
+            "bootstrap_token_hash": made["bootstrap_token_hash"],
+        }
+        for key, value in changed.items():
+            text, count = re.subn(rf'(?m)^{key} = "[^"]*"', f'{key} = "{value}"', text)
             assert count == 1, key
-        path = self.directory / f"{host}.toml"
-        path.write_text(self.here(text))
+        path = self.directory / "secrets" / "hosts" / f"host-{host}" / "shoal.toml"
+        path.write_text(text)
         return ["--config", str(path)]
+
+
+def is_ready(agents: Deployed, host: int) -> bool:
+    """It serves, and sees all the others."""
+    alive = agents.get(host, "/v1/members?status=alive").get("members", ())
+    return agents.ask(host, "/readyz")[0] == 200 and len(alive) == HOSTS
 
 
 @pytest.fixture(scope="module", params=[Pods, BareHosts])
@@ -83,55 +145,46 @@ def agents(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with agents_on_a_network(HOSTS, directory, request.param) as started:
         try:
             for host in range(1, HOSTS + 1):
-                wait_until(lambda host=host: is_ready(started.url(host), HOSTS), f"host {host} is ready")
+                wait_until(lambda host=host: is_ready(started, host), f"host {host} is ready")
             yield started
         except BaseException:
             sys.stderr.write(started.logs())
             raise
 
 
-def status(agents: Deployed, host: int, path: str, name: str) -> int:
-    """Of a GET under a Host."""
-    request = urllib.request.Request(agents.url(host) + path, headers={"Host": name})
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-
-
 if not REASON:
 
     def test_agents_form_one_cluster_by_their_names(agents: Deployed) -> None:
-        """Sealed, and each in a failure domain of its own."""
-        assert len(agents.cluster_ids(HOSTS)) == 1
-        listed = local.get(agents.url(1), "/v1/members")["members"]
-        assert {one["url"] for one in listed} == {f"http://{agents.name(host)}:7070" for host in (1, 2, 3)}
-        assert len({one["failure_domain"] for one in listed}) == HOSTS
-        missing = local.get(agents.url(1), "/v1/agent")["missing_protections"]
-        assert "a gossip key" not in missing
+        """Secured, and each in a failure domain of its own."""
+        listed = [agents.get(host, "/v1/members") for host in (1, 2, 3)]
+        assert len({one["cluster_id"] for one in listed}) == 1
+        members = listed[0]["members"]
+        assert {one["url"] for one in members} == {f"https://{agents.name(host)}:7070" for host in (1, 2, 3)}
+        assert len({one["failure_domain"] for one in members}) == HOSTS
+        for host in range(1, HOSTS + 1):
+            about = agents.get(host, "/v1/agent")
+            assert (about["posture"], about["missing_protections"]) == ("secured", [])
 
     def test_probes_services_and_proxies_are_answered_and_nobody_else(agents: Deployed) -> None:
-        """A probe names an address; a client, its service; a page of somebody else, its own name."""
+        """A probe names an address and has no token; a client has one, and names its service; a page of
+        somebody else, its own name."""
         for host in range(1, HOSTS + 1):
             for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
                 page = container()[probe]["httpGet"]["path"]
-                address = agents.url(host).removeprefix("http://")
                 wait_until(
-                    lambda host=host, page=page, address=address: status(agents, host, page, address) == 200,
+                    lambda host=host, page=page: agents.ask(host, page, has_token=False)[0] == 200,
                     f"{page} is 200",
                 )
-            assert status(agents, host, "/v1/topics", agents.name(host)) == 200
-            assert status(agents, host, "/v1/topics", f"{agents.service}:7070") == 200
-            assert status(agents, host, "/v1/topics", "evil.example") == 403
+            assert agents.ask(host, "/v1/topics", has_token=False)[0] == 401
+            assert agents.ask(host, "/v1/topics", agents.name(host))[0] == 200
+            assert agents.ask(host, "/v1/topics", f"{agents.service}:7070")[0] == 200
+            assert agents.ask(host, "/v1/topics", "evil.example")[0] == 403
 
     def test_records_go_in_anywhere_and_come_out_anywhere(agents: Deployed) -> None:
         """Three replicas, one on each host."""
         for host in range(1, HOSTS + 1):
-            url = f"{agents.url(host)}/v1/topics/t/records?timeout=20s"
-            request = urllib.request.Request(url, data=f"from {host}".encode(), method="POST")
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                assert answer.status == 200
+            path = "/v1/topics/t/records?timeout=20s"
+            assert agents.ask(host, path, body=f"from {host}".encode())[0] == 200
         for host in range(1, HOSTS + 1):
-            found = local.get(agents.url(host), "/v1/topics/t/partitions/0/records?offset=0")["records"]
+            found = agents.get(host, "/v1/topics/t/partitions/0/records?offset=0")["records"]
             assert sorted(record["value"] for record in found) == ["from 1", "from 2", "from 3"]

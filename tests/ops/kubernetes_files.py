@@ -25,7 +25,7 @@ NAME = {"name!": str, "labels": TEXTS}
 SELECTOR: Shape = {"matchLabels!": TEXTS}
 PORT: Shape = {"name!": str, "containerPort!": int, "protocol": {"TCP", "UDP"}}
 PROBE: Shape = {
-    "httpGet!": {"path!": str, "port!": str},
+    "httpGet!": {"path!": str, "port!": str, "scheme": {"HTTP", "HTTPS"}},
     "periodSeconds": int,
     "timeoutSeconds": int,
     "failureThreshold": int,
@@ -174,3 +174,18 @@ def command_of(pod: str, node: str) -> list[str]:
 def name_of(pod: str) -> str:
     """Under which the headless service makes a pod known."""
     return f"{pod}.{manifest('StatefulSet')['spec']['serviceName']}.{NAMESPACE}.svc"
+
+
+def secure_words() -> list[str]:
+    """The arguments of `shoal` that make the secret, as kustomization.yaml says them."""
+    lines = (DIRECTORY / "kustomization.yaml").read_text().splitlines()
+    text = " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
+    found = re.search(r"shoal (secure init .*?) kubectl create secret generic (\S+) --from-file=(\S+)", text)
+    assert found is not None
+    words = found[1].split()
+    (volume,) = (
+        one for one in manifest("StatefulSet")["spec"]["template"]["spec"]["volumes"] if "secret" in one
+    )
+    assert volume["secret"]["secretName"] == found[2]
+    assert found[3] == f"secrets/hosts/{words[words.index('--name') + 1]}"
+    return words

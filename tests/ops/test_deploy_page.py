@@ -40,7 +40,15 @@ def test_a_command_of_the_page_is_one(line: str) -> None:
 def test_the_page_has_commands_for_everything_that_it_describes() -> None:
     """Agents by name, configurations, sockets, draining, topics."""
     text = "\n".join(commands())
-    for needed in ("--advertise", "config show", "unix://", "drain", "topic alter", "keygen", "--expect 3"):
+    for needed in (
+        "--advertise",
+        "config show",
+        "unix://",
+        "drain",
+        "topic alter",
+        "secure init",
+        "--expect 3",
+    ):
         assert needed in text, needed
 
 

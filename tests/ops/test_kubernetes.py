@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import itertools
 import shutil
 import subprocess
 from typing import Any
@@ -13,6 +14,7 @@ import typer.main
 
 from shoal import __version__
 from shoal.agent.cli.main import app
+from shoal.agent.cli.secure.store import CONFIGURATION
 from shoal.agent.config import AgentConfig
 from tests.ops.kubernetes_files import (
     DIRECTORY,
@@ -24,6 +26,7 @@ from tests.ops.kubernetes_files import (
     mistakes,
     name_of,
     pods,
+    secure_words,
 )
 
 KUBERNETES_VERSIONS = ("1.30", "1.34")
@@ -118,9 +121,21 @@ def test_the_pods_are_agents_that_find_each_other_by_name() -> None:
         )
         (data,) = (one for one in container()["volumeMounts"] if one["name"] == "data")
         assert config.data == data["mountPath"]
-        (gossip,) = (one for one in container()["volumeMounts"] if one["name"] == "gossip")
-        assert config.pool.gossip_key == f"@{gossip['mountPath']}/gossip.key"
     assert len({config.failure_domain for config in made}) == len(made)
+
+
+def test_the_secret_has_what_secures_the_pods() -> None:
+    """Made by one command, whose certificate names each pod and the service; probes speak TLS."""
+    words = secure_words()
+    named = {word for flag, word in itertools.pairwise(words) if flag == "--address"}
+    service = manifest("Service")["metadata"]["name"]
+    assert named == {service, f"{service}.{NAMESPACE}.svc", *map(name_of, pods())}
+    assert words[words.index("--cluster") + 1] == configurations()[0].cluster
+    (mount,) = (one for one in container()["volumeMounts"] if one["name"] == "secured")
+    assert f"--config={mount['mountPath']}/{CONFIGURATION}" in container()["args"]
+    assert "--insecure" not in container()["args"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container()[probe]["httpGet"]["scheme"] == "HTTPS"
 
 
 def test_a_pod_has_the_time_the_rights_and_the_volumes_that_an_agent_needs() -> None:

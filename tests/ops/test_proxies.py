@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import pathlib
 import re
 import shutil
@@ -13,6 +14,7 @@ import pytest
 
 from shoal.agent.config import AgentConfig
 from shoal.agent.http.admission.limits import HttpLimits
+from shoal.agent.tls.authority import Authority, make_authority
 
 OPS = pathlib.Path(__file__).resolve().parents[2] / "ops"
 NAME = "shoal.example.com"
@@ -61,6 +63,21 @@ def seconds(block: Block, name: str) -> float:
     return float(value[:-1])
 
 
+def with_files(path: pathlib.Path, place: str, directory: pathlib.Path) -> pathlib.Path:
+    """A copy of the configuration whose certificates and keys are there."""
+    authority = make_authority("fish", datetime.datetime.now(datetime.UTC), 1)
+    own = Authority.from_pair(authority).sign_agent("proxy", [NAME], datetime.datetime.now(datetime.UTC), 1)
+    for name, content in (
+        ("shoal-ca.crt", authority.certificate),
+        (f"{NAME}.crt", own.certificate),
+        (f"{NAME}.key", own.key),
+    ):
+        (directory / name).write_bytes(content)
+    copy = directory / path.name
+    copy.write_text(path.read_text().replace(place, f"{directory}/"))
+    return copy
+
+
 @pytest.mark.parametrize("text", ["a { b;", "a b", "a; }", "{ a; }", "a { b }"])
 def test_what_is_no_configuration_is_found(text: str) -> None:
     """A brace or a semicolon too few or too many."""
@@ -68,17 +85,20 @@ def test_what_is_no_configuration_is_found(text: str) -> None:
         nginx(text)
 
 
-def test_nginx_passes_on_what_an_agent_needs() -> None:
+def test_nginx_passes_on_what_an_agent_needs(tmp_path: pathlib.Path) -> None:
     """The Host with its port, streams and bodies as they come, no link, nobody else's forwards; it waits
     longer than any answer takes, and sends nothing twice that may have happened."""
     http = below(nginx((OPS / "nginx.conf").read_text()), "http")
     server = below(http, "server")
     assert (["server_name", NAME], None) in server
+    assert (["listen", "443", "ssl"], None) in server, "tokens come this way"
     assert (["client_max_body_size", "0"], None) in server
     assert below(server, "location", "=", "/v1/peer") == [(["return", "403"], None)]
     location = below(server, "location", "/")
     for line in (
-        ["proxy_pass", "http://shoal"],
+        ["proxy_pass", "https://shoal"],
+        ["proxy_ssl_verify", "on"],
+        ["proxy_ssl_name", NAME],
         ["proxy_http_version", "1.1"],
         ["proxy_set_header", "Connection", ""],
         ["proxy_set_header", "Host", "$http_host"],
@@ -98,7 +118,7 @@ def test_nginx_passes_on_what_an_agent_needs() -> None:
     assert "zone" in upstream, "workers share what they know of the agents"
     if (program := shutil.which("nginx")) is not None:
         done = subprocess.run(
-            [program, "-t", "-c", str(OPS / "nginx.conf")],
+            [program, "-t", "-c", str(with_files(OPS / "nginx.conf", "/etc/nginx/", tmp_path))],
             capture_output=True,
             text=True,
             timeout=60,
@@ -107,7 +127,7 @@ def test_nginx_passes_on_what_an_agent_needs() -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_caddy_passes_on_what_an_agent_needs() -> None:
+def test_caddy_passes_on_what_an_agent_needs(tmp_path: pathlib.Path) -> None:
     """The same; Host is passed on by Caddy unless it is told otherwise."""
     text = (OPS / "Caddyfile").read_text()
     lines = [line.split() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
@@ -117,10 +137,18 @@ def test_caddy_passes_on_what_an_agent_needs() -> None:
     assert ["flush_interval", "-1"] in lines
     assert ["health_uri", "/readyz"] in lines
     assert not any(line[:2] == ["header_up", "Host"] for line in lines)
-    assert text.count("{") == text.count("}") == 2
+    assert ["tls_server_name", NAME] in lines
+    assert text.count("{") == text.count("}") == 3
     if (program := shutil.which("caddy")) is not None:
         done = subprocess.run(
-            [program, "validate", "--config", str(OPS / "Caddyfile"), "--adapter", "caddyfile"],
+            [
+                program,
+                "validate",
+                "--config",
+                str(with_files(OPS / "Caddyfile", "/etc/caddy/", tmp_path)),
+                "--adapter",
+                "caddyfile",
+            ],
             capture_output=True,
             text=True,
             timeout=60,

@@ -12,6 +12,7 @@ import pytest
 import typer
 
 from shoal.agent.cli.main import app
+from shoal.agent.cli.secure.store import CONFIGURATION, INSTALLED
 from shoal.agent.config import AgentConfig
 from tests.ops.found_tools import SYSTEMD
 
@@ -21,7 +22,7 @@ EXPOSURE_MAX = 2.5
 KNOWN = {
     "Unit": "Description Wants After StartLimitIntervalSec StartLimitBurst",
     "Service": """Type ExecStart ExecReload SyslogIdentifier WatchdogSec TimeoutStartSec TimeoutStopSec
-        Restart RestartSec RestartPreventExitStatus LimitNOFILE LimitMEMLOCK LimitCORE DynamicUser
+        Restart RestartSec RestartPreventExitStatus LimitNOFILE LimitMEMLOCK LimitCORE User Group
         StateDirectory
         StateDirectoryMode RuntimeDirectory UMask ProtectSystem ProtectHome PrivateTmp PrivateDevices
         PrivateUsers ProtectClock ProtectControlGroups ProtectHostname ProtectKernelLogs ProtectKernelModules
@@ -76,6 +77,8 @@ def test_the_command_is_one_that_the_agent_takes() -> None:
     settings = {flag[2:].replace("-", "_"): text for flag, text in given.items() if flag != "--config"}
     assert AgentConfig.from_sources(settings).data == "/var/lib/shoal"
     assert value("StateDirectory") == "shoal"
+    assert given["--config"] == f"{INSTALLED}/{CONFIGURATION}", "as `shoal secure` names it"
+    assert f"chown -R {value('User')}:{value('Group')} {INSTALLED}" in UNIT.read_text()
 
 
 def test_times_fit_the_agent() -> None:
