@@ -71,7 +71,10 @@ def _agent(directory: pathlib.Path, *, sealed: bool) -> Iterator[tuple[subproces
     command += ["--data", str(directory / "data"), "--cluster", "openapi", "--bind", "127.0.0.1"]
     command += ["--http-port", "0", "--gossip-port", "0"]
     if sealed:
-        command += ["--gossip-key", base64.b64encode(bytes(range(32))).decode()]
+        key = directory / "gossip.key"
+        key.touch(mode=0o600)
+        key.write_bytes(base64.b64encode(bytes(range(32))))
+        command += ["--gossip-key", f"@{key}"]
     log = directory / "agent.log"
     with open(log, "wb") as output:
         process = subprocess.Popen(

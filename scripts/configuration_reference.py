@@ -149,7 +149,8 @@ SETTINGS: Mapping[str, Words] = {
     "weight": Words("Share of the replicas relative to other agents, 1 to 10000."),
     "gossip": Words("`embedded`, or `serf`: membership through a Serf agent that already runs."),
     "gossip_key": Words(
-        "AES key in base64, or `@FILE`. Later `gossip-keyring.json` in the data directory decides;"
+        "AES key in base64, or `@FILE`; the flag takes `@FILE` only."
+        " Later `gossip-keyring.json` in the data directory decides;"
         " `shoal keys` rotates.",
         "none",
     ),
@@ -157,7 +158,7 @@ SETTINGS: Mapping[str, Words] = {
     "gossip_verify_incoming": Words("Reject unsealed gossip. False only while a key is introduced."),
     "gossip_verify_outgoing": Words("Seal outgoing gossip. False only while a key is introduced."),
     "serf_rpc": Words("RPC address of the Serf agent.", f"127.0.0.1:{DEFAULT_SERF_RPC_PORT}"),
-    "serf_auth_key": Words("The Serf agent's `rpc_auth`.", "none"),
+    "serf_auth_key": Words("The Serf agent's `rpc_auth`; the flag takes `@FILE`.", "none"),
     "log_format": Words(
         "`text`, `json`, or `auto`: text on a terminal,"
         " [JSON lines](operations/monitoring.md#the-log) elsewhere."

@@ -32,6 +32,9 @@ COLLECTED_OBJECTS = 10_000
 """New objects between two collections of the youngest generation: a third of a millisecond each. The default
 of 700 would look at the same requests in flight tens of times."""
 
+KEY_FLAGS = ("gossip_key", "serf_auth_key")
+KEY_FILE_BYTES_MAX = 4_096
+
 InsecureFlag = Annotated[
     bool | None, flag("Start beyond loopback without TLS, authentication or a gossip key.", "--insecure")
 ]
@@ -97,9 +100,9 @@ def agent(
     serf_rpc: Annotated[
         str | None, option("HOST:PORT", "That Serf agent's RPC; default 127.0.0.1:7373.")
     ] = None,
-    serf_auth_key: Annotated[str | None, option("KEY", "Its rpc_auth, if it has one.")] = None,
+    serf_auth_key: Annotated[str | None, option("@FILE", "A file with its rpc_auth, if it has one.")] = None,
     gossip_key: Annotated[
-        str | None, option("KEY|@FILE", "Encrypt gossip with this key; `shoal keygen` prints one.")
+        str | None, option("@FILE", "Encrypt gossip with this file's key; `shoal keygen` prints one.")
     ] = None,
     gossip_label: Annotated[
         str | None, option("NAME", "Meet only agents of this label; Serf has none.")
@@ -126,10 +129,31 @@ def agent(
 
 
 def source_of(flags: dict[str, Any], path: str | None) -> ConfigSource:
-    """These flags, this process's variables, and the file, which a variable may name."""
+    """These flags, this process's variables, and the file, which a variable may name. Raises UsageError."""
     from shoal.agent.process.config_source import ConfigSource
 
+    for name in KEY_FLAGS:
+        value = flags.get(name)
+        if value is not None and not value.startswith("@"):
+            option_name = f"--{name.replace('_', '-')}"
+            raise UsageError(
+                f"{option_name} takes @FILE: a key in a command line shows in every process list",
+                f"put it into a file of your own, or into SHOAL_{name.upper()}",
+            )
+    if (named := flags.get("serf_auth_key")) is not None:
+        flags = {**flags, "serf_auth_key": _content("--serf-auth-key", named[1:])}
     return ConfigSource(flags, dict(os.environ), path or os.environ.get("SHOAL_CONFIG", ""))
+
+
+def _content(flag: str, path: str) -> str:
+    """Of a file with a key."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(KEY_FILE_BYTES_MAX).strip()
+    except OSError as error:
+        raise UsageError(f"{flag} @{path}: {error.strerror}", "name a file that holds it") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{flag} @{path} is no text", "name a file that holds it") from None
 
 
 def configuration(source: ConfigSource) -> tuple[AgentConfig, ConfigFile]:

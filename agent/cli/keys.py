@@ -30,9 +30,9 @@ ANSWER_TIMEOUT_MS = 60_000
 
 KEY_FILE_BYTES_MAX = 4096
 
-NewKey = Annotated[str, argument("KEY|@FILE", "In base64, or a file that holds it.")]
+NewKey = Annotated[str, argument("@FILE", "A file that holds it, in base64.")]
 KnownKey = Annotated[
-    str, argument("FINGERPRINT|KEY|@FILE", "As `shoal keys list` shows it, or the key itself.")
+    str, argument("FINGERPRINT|@FILE", "As `shoal keys list` shows it, or a file that holds the key.")
 ]
 Force = Annotated[bool, flag("Even if members may be locked out.", "--force")]
 
@@ -109,8 +109,15 @@ def _change(change: str, key: str, agent: str, output: Output, *, force: bool) -
 
 
 def _key_text(key: str) -> str:
-    """The key, its fingerprint, or the content of the file."""
+    """The fingerprint, or the content of the file. The agent says which ones it knows."""
     if not key.startswith("@"):
+        from shoal.membership.wire.keyring import FINGERPRINT_CHARACTERS
+
+        if len(key.strip()) > FINGERPRINT_CHARACTERS:
+            raise UsageError(
+                "a key in a command line shows in every process list: give @FILE",
+                "`(umask 077; shoal keygen > new.key)` makes one",
+            )
         return key.strip()
     advice = "name a file that `shoal keygen` has written"
     try:

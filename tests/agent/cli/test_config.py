@@ -66,14 +66,27 @@ def test_no_secret_is_shown(file: Path, capsys: pytest.CaptureFixture[str]) -> N
     """That one is set, and where, is none; nor does a refusal show it."""
     secrets = [name for name, known in SETTINGS.items() if known.is_secret]
     assert {"gossip_key", "serf_auth_key"} <= set(secrets)
-    rows = shown(capsys, "--data", "d", "--gossip", "serf", "--serf-auth-key", "hush")
+    key = file.with_name("auth.key")
+    key.write_text("hush\n")
+    rows = shown(capsys, "--data", "d", "--gossip", "serf", "--serf-auth-key", f"@{key}")
     assert rows["serf_auth_key"]["value"] == "(set, not shown)"
     assert main(["config", "show", "--config", str(file)]) == 0
     table = capsys.readouterr().out
     assert "@/etc/shoal.key" not in table
     assert "(set, not shown)" in table
-    assert main(["config", "show", "--data", "d", "--gossip-key", "bad-secret"]) == 2
-    assert "bad-secret" not in capsys.readouterr().err
+    for command in (["config", "show"], ["agent"], ["agent", "--check"]):
+        for option in ("--gossip-key", "--serf-auth-key"):
+            assert main([*command, "--data", "d", option, "bad-secret"]) == 2
+            said = capsys.readouterr().err
+            assert f"{option} takes @FILE: a key in a command line shows in every process list" in said
+            assert "bad-secret" not in said
+    assert main(["config", "show", "--data", "d", "--serf-auth-key", "@/nowhere/at/all"]) == 2
+    assert "--serf-auth-key @/nowhere/at/all: No such file" in capsys.readouterr().err
+    for words in (["install"], ["use"], ["remove"]):
+        assert main(["keys", *words, "c3BhcmUgZ29zc2lwIGtleSBvZiAzMiBieXRlcyBoZXJl"]) == 2
+        said = capsys.readouterr().err
+        assert "a key in a command line shows in every process list: give @FILE" in said
+        assert "c3Bhc" not in said
     file.write_text('data = "d"\ngossip_key = 4711\n')
     assert main(["config", "show", "--config", str(file)]) == 2
     said = capsys.readouterr().err
