@@ -29,6 +29,7 @@ from shoal.agent.http.core.forward import Forwarder
 from shoal.agent.http.core.handed_over import HandedOver
 from shoal.agent.http.core.parameters import NO_QUERY, parse_query
 from shoal.agent.http.core.problems import problem_bytes, problem_response
+from shoal.agent.http.core.request_quota import QuotaExceeded
 from shoal.agent.http.docs.openapi import Description
 from shoal.agent.http.fast_receive import FastReceives
 from shoal.agent.http.fast_row import FastRows
@@ -105,6 +106,8 @@ class Dispatcher:
                 response = await self._dispatch(request, handler)
             except ShoalError as error:
                 # A link's connection has no client's place to go on with.
+                if isinstance(error, QuotaExceeded) and error.delay_s:
+                    error = await self._in_line(request, error)
                 is_link = self._context.places.of(front) is Place.LINK
                 is_one_too_many = error.extra.get("quota") == CONNECTIONS
                 response = refusal(request, error, close=is_link or is_one_too_many)
@@ -133,6 +136,16 @@ class Dispatcher:
                 handler.meter.sent(request.writer.output_size)
             self._context.measures.answered(handler.operation, status)
             front.answer_ended(keep_alive=keep_alive)
+
+    async def _in_line(self, request: web.BaseRequest, error: QuotaExceeded) -> ShoalError:
+        """The refusal, when it may be answered; another one where the agent stops or nobody more can wait.
+        Raises ConnectionResetError where the client goes."""
+        context = self._context
+        try:
+            await context.waits.run(request, context.doorkeeper.nobody, asyncio.sleep(error.delay_s))
+        except ShoalError as other:
+            return other
+        return error
 
     async def _dispatch(self, request: web.BaseRequest, handler: HandedOver) -> web.StreamResponse:
         path, _, raw_query = request.raw_path.partition("?")

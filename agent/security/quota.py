@@ -11,6 +11,9 @@ bucket, and a full one can be forgotten.
 
 Things that are held are counted from beginning to end, of principals without a quota too. So a quota that is
 new finds the right number, and refuses until it is below. Nothing that has begun is ended for a quota.
+
+A refusal costs an agent more than a small request. So the refusals of a principal stand in a line. A
+client that waits as told has them at once. Clients that do not are answered REFUSALS_PER_S times a second.
 """
 
 from __future__ import annotations
@@ -24,6 +27,10 @@ BURST_NS: Final = SECOND_NS
 """A full bucket: so much may be taken at once."""
 QUOTA_MAX: Final = 1 << 50
 """Of each number, a second: more than any machine moves."""
+REFUSALS_PER_S: Final = 50
+"""Of one principal: they take a hundredth of an agent's time. A second's worth is answered at once."""
+REFUSAL_DELAY_MAX_NS: Final = 2 * SECOND_NS
+"""Well below the time after which clients give up: a refusal that they do not hear of is not definite."""
 BUCKETS_MAX: Final = 4_096
 """Principals with a quota that asked this agent lately. The one that asked longest ago is forgotten first."""
 RATES: Final = ("bytes_in", "bytes_out", "requests")
@@ -110,10 +117,10 @@ class Taken(NamedTuple):
 class Buckets:
     """Of one principal."""
 
-    __slots__ = ("_in_ns", "_out_ns", "_requests_ns")
+    __slots__ = ("_in_ns", "_out_ns", "_refusals_ns", "_requests_ns")
 
     def __init__(self) -> None:
-        self._in_ns = self._out_ns = self._requests_ns = 0
+        self._in_ns = self._out_ns = self._requests_ns = self._refusals_ns = 0
 
     def __repr__(self) -> str:
         return f"Buckets(in={self._in_ns} out={self._out_ns} requests={self._requests_ns})"
@@ -166,9 +173,15 @@ class Buckets:
         """How long bytes should rest, both ways: 0 while a bucket holds anything."""
         return max(0, self._in_ns - now_ns - BURST_NS, self._out_ns - now_ns - BURST_NS)
 
+    def refuse(self, now_ns: int) -> int:
+        """Something is refused: so long its answer stands in the line."""
+        behind_ns = max(self._refusals_ns, now_ns) + SECOND_NS // REFUSALS_PER_S
+        self._refusals_ns = min(behind_ns, now_ns + BURST_NS + REFUSAL_DELAY_MAX_NS)
+        return max(0, self._refusals_ns - now_ns - BURST_NS)
+
     def is_full(self, now_ns: int) -> bool:
         """Whether a new one would say the same."""
-        return max(self._in_ns, self._out_ns, self._requests_ns) <= now_ns
+        return max(self._in_ns, self._out_ns, self._requests_ns, self._refusals_ns) <= now_ns
 
 
 def _cost_ns(amount: int, rate: int) -> int:

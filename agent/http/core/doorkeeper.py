@@ -183,7 +183,7 @@ class Doorkeeper:
         self._now_ms = 0.0
         self._has_looked = False
         """Whether version and clock were read in this turn of the loop."""
-        self._nobody = Asker(
+        self.nobody = Asker(
             access, ShownCredentials(), Identity(ANONYMOUS, Proof.OPEN), OtherNeed.NOTHING, ""
         )
 
@@ -206,7 +206,7 @@ class Doorkeeper:
             text = "links and forwarded requests are for agents alone, by their certificates"
             raise _named("forbidden", text, needs, operation.resource(arguments))
         if not access.is_on:
-            return self._nobody
+            return self.nobody
         if needs is OtherNeed.INTRODUCTION and self._agents_are_proven:
             needs = CLUSTER_DESCRIBE
         resource = operation.resource(arguments)
@@ -313,7 +313,7 @@ class Doorkeeper:
         forbidden."""
         access = self.access
         if not access.is_on:
-            return self._nobody
+            return self.nobody
         if certificate is not None and certificate.is_agent:
             raise refusal(Identity(ANONYMOUS, Proof.NONE), request.needs, request.resource)
         credentials = ShownCredentials(request.authorization, certificate)

@@ -34,8 +34,17 @@ ANSWER_REST_MAX_S: Final = 5.0
 """Of all pieces of a long answer, which holds memory or files meanwhile."""
 FAILED_LOGINS: Final = "failed_logins"
 """Counted beside the quotas: the limit of an address, not of a principal."""
-HELD_RETRY_MS: Final = 1_000
+HELD_RETRY_NS: Final = SECOND_NS
 """Nobody knows when one that is held will end."""
+
+
+class QuotaExceeded(ShoalError):
+    """Nothing was taken, and nothing happens. `delay_s`: before it is answered."""
+
+    def __init__(self, text: str, kind: str, wait_ns: int, delay_ns: int) -> None:
+        wait_ms = max(1, -(-(wait_ns - delay_ns) // 1_000_000))
+        super().__init__("quota-exceeded", text, quota=kind, retry_after_ms=wait_ms)
+        self.delay_s = delay_ns / SECOND_NS
 
 
 class Metered(NamedTuple):
@@ -150,7 +159,7 @@ class Meters:
         return self.keeper.of(metered.principal, now_ns), metered.quotas, now_ns
 
     def begin(self, metered: Metered, taken: Taken) -> Meter:
-        """Raises ShoalError quota-exceeded: nothing was taken, and nothing happens."""
+        """Raises QuotaExceeded."""
         buckets, quotas, now_ns = self.of(metered)
         refusal = buckets.take(quotas, taken, now_ns)
         if refusal is not None:
@@ -159,8 +168,7 @@ class Meters:
             text = (
                 f"{shown(metered.principal)} has used up its quota of {limit} {kind} a second on this agent"
             )
-            wait_ms = -(-wait_ns // 1_000_000)
-            raise ShoalError("quota-exceeded", text, quota=kind, retry_after_ms=wait_ms)
+            raise QuotaExceeded(text, kind, wait_ns, buckets.refuse(now_ns))
         return Meter(self, metered, taken.body_bytes, reads=taken.reads)
 
     def begin_fast(self, metered: Metered, taken: Taken) -> Meter | None:
@@ -171,16 +179,17 @@ class Meters:
         return Meter(self, metered, taken.body_bytes, reads=taken.reads)
 
     def hold(self, principal: str, kind: str, limit: int | None) -> Hold:
-        """One more of what is held. Raises ShoalError quota-exceeded: nothing was taken, and nothing
-        happens."""
+        """One more of what is held. Raises QuotaExceeded."""
         if not self.holdings.take(principal, kind, limit):
             self.refused[kind] += 1
             text = f"{shown(principal)} has {limit} {kind} at this agent, as many as its quota allows at once"
-            raise ShoalError("quota-exceeded", text, quota=kind, retry_after_ms=HELD_RETRY_MS)
+            now_ns = self.clock_ns()
+            delay_ns = self.keeper.of(principal, now_ns).refuse(now_ns)
+            raise QuotaExceeded(text, kind, HELD_RETRY_NS, delay_ns)
         return Hold(self.holdings, principal, kind)
 
     def count_connection(self, connection: Counted, metered: Metered) -> None:
-        """This principal asks over it. Raises ShoalError quota-exceeded; then it should be closed."""
+        """This principal asks over it. Raises QuotaExceeded; then it should be closed."""
         limit, counted = metered.quotas.connections, connection.counted
         if limit is None or (counted is not None and counted.principal == metered.principal):
             return

@@ -18,7 +18,7 @@ from http_fixtures import Agent, running
 from shoal.agent.http.core import request_quota
 from shoal.agent.http.core.request_quota import Metered, Meters
 from shoal.agent.security.access import PeerCertificate
-from shoal.agent.security.quota import SECOND_NS, Quotas, Taken
+from shoal.agent.security.quota import REFUSAL_DELAY_MAX_NS, REFUSALS_PER_S, SECOND_NS, Quotas, Taken
 from shoal.client.async_admin import AdminClient
 from shoal.errors import ShoalError
 
@@ -368,3 +368,48 @@ async def test_an_agent_that_passes_on_wrong_credentials_is_not_their_address(
         for _ in range(12):
             assert (await wire.ask("GET /v1/topics", headers)).status == 401
         wire.close()
+
+
+# ---- the line of refusals
+
+
+async def test_who_asks_again_too_soon_stands_in_a_line() -> None:
+    """Fifty refusals are answered at once, the next ones later and later, and another principal's at once.
+    The time in the line counts as waited."""
+    async with standing() as stand:
+        stand.limit(Quotas(requests=1))
+        assert (await stand.ask(WRITE, b"v")).status == 200
+        for _ in range(REFUSALS_PER_S):
+            assert (await stand.ask(WRITE, b"v")).document["retry_after_ms"] == 1_000
+        began_s = time.monotonic()
+        told = [(await stand.ask(WRITE, b"v")).document["retry_after_ms"] for _ in range(3)]
+        assert told == [980, 960, 940]
+        assert time.monotonic() - began_s >= 0.1
+        stand.access.quotas["of-eve"] = Quotas(requests=1)
+        eve = [("Authorization", stand.access.give("eve", "topic:*=*"))]
+        statuses = [(await stand.wire.ask(WRITE, eve, b"v")).document.get("retry_after_ms") for _ in range(2)]
+        assert statuses == [None, 1_000]
+
+
+@pytest.mark.parametrize("ending", ["gone", "stopped"])
+async def test_who_stands_in_a_line_leaves_it(ending: str) -> None:
+    """When the client goes, and when the agent stops, which says so."""
+    async with standing() as stand:
+        stand.limit(Quotas(requests=1))
+        assert (await stand.ask(WRITE, b"v")).status == 200
+        buckets, gate = stand.meters.keeper.of("of-bob", 1), stand.agent.runner.context.gate
+        while buckets.refuse(1) < REFUSAL_DELAY_MAX_NS:
+            pass
+        began_s = time.monotonic()
+        await stand.wire.send(WRITE, [*stand.headers, ("Content-Length", "1")], b"v")
+        while not gate.waits:
+            await asyncio.sleep(0.001)
+        if ending == "gone":
+            stand.wire.close()
+            while gate.waits:
+                await asyncio.sleep(0.001)
+        else:
+            stand.agent.runner.context.waits.stop()
+            assert (await stand.wire.reply()).document["code"] == "stopping"
+        assert time.monotonic() - began_s < REFUSAL_DELAY_MAX_NS / SECOND_NS
+        assert stand.stored() == 1

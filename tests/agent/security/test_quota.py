@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 
 import pytest
@@ -14,6 +15,8 @@ from shoal.agent.security.quota import (
     HELD,
     NO_QUOTAS,
     QUOTA_MAX,
+    REFUSAL_DELAY_MAX_NS,
+    REFUSALS_PER_S,
     SECOND_NS,
     Buckets,
     Holdings,
@@ -218,3 +221,75 @@ def test_quotas_stand_in_the_state_and_its_documents() -> None:
     assert state.quotas_of("bob") == NO_QUOTAS
     with pytest.raises(ValueError, match="whole number"):
         command_from("principal-put", {**command_document(role), "roles": [], "quotas": {"requests": 0}})
+
+
+# ---- fairness: a model of an agent, which does one thing at a time
+
+APPEND_NS = 100_000
+REFUSAL_NS = 200_000
+QUOTA = 200
+SECONDS = 10
+
+
+class OneCore:
+    """An agent's time under requests of two principals: `other`, as quickly as eight connections get their
+    answers, and `greedy`, so many requests a second over 64 connections, whatever it is told."""
+
+    def __init__(self, offered: int, *, in_line: bool = True, quotas: Quotas = NO_QUOTAS) -> None:
+        self._offered = offered
+        self._in_line = in_line
+        self._quotas = quotas
+        self._buckets = Buckets()
+        self.served = {"other": 0, "greedy": 0}
+
+    def run(self) -> int:
+        """Answers that `other` had."""
+        events = [(0, number, "other") for number in range(8)]
+        if self._offered:
+            pause_ns = 64 * SECOND_NS // self._offered
+            events += [(number * pause_ns // 64, 8 + number, "greedy") for number in range(64)]
+        heapq.heapify(events)
+        now_ns = 0
+        while events[0][0] < SECONDS * SECOND_NS:
+            came_ns, number, who = heapq.heappop(events)
+            now_ns = max(now_ns, came_ns)
+            cost_ns, delay_ns = APPEND_NS, 0
+            if who == "greedy" and self._quotas != NO_QUOTAS and self._is_refused(now_ns):
+                cost_ns, delay_ns = REFUSAL_NS, self._buckets.refuse(now_ns) if self._in_line else 0
+            else:
+                self.served[who] += 1
+            now_ns += cost_ns
+            pause_ns = 0 if who == "other" else 64 * SECOND_NS // self._offered
+            heapq.heappush(events, (max(came_ns + pause_ns, now_ns + delay_ns), number, who))
+        return self.served["other"]
+
+    def _is_refused(self, now_ns: int) -> bool:
+        return self._buckets.take(self._quotas, Taken(10, reads=False), now_ns) is not None
+
+
+@pytest.mark.parametrize("times", [10, 20, 40])
+def test_one_at_many_times_its_quota_costs_another_at_most_a_tenth(times: int) -> None:
+    """It has its quota itself meanwhile. Without a line its refusals alone would cost more, and without a
+    quota its requests."""
+    alone = OneCore(0).run()
+    quotas = Quotas(requests=QUOTA)
+    beside = OneCore(times * QUOTA, quotas=quotas)
+    assert beside.run() >= 0.9 * alone
+    assert QUOTA * (SECONDS - 1) <= beside.served["greedy"] <= QUOTA * (SECONDS + 1)
+    assert OneCore(times * QUOTA, in_line=False, quotas=quotas).run() < 0.9 * alone
+    assert OneCore(times * QUOTA).run() < 0.9 * alone
+
+
+@given(st.lists(st.integers(0, SECOND_NS // 10), max_size=300))
+def test_refusals_of_a_principal_stand_in_a_line(pauses_ns: list[int]) -> None:
+    """Fifty at once, fifty a second, and none waits for longer than clients do."""
+    buckets, now_ns, last_ns, at_once = Buckets(), 0, 0, 0
+    for number, pause_ns in enumerate(pauses_ns, 1):
+        now_ns += pause_ns
+        delay_ns = buckets.refuse(now_ns)
+        assert 0 <= delay_ns <= REFUSAL_DELAY_MAX_NS
+        assert now_ns + delay_ns >= last_ns
+        last_ns = now_ns + delay_ns
+        at_once += delay_ns == 0
+        assert at_once <= REFUSALS_PER_S * (1 + now_ns / SECOND_NS)
+        assert number > REFUSALS_PER_S or delay_ns == 0
