@@ -3,8 +3,9 @@ comes.
 
 Law of this file: it finds who leads the topic, here or on another agent, and tries again until a record is
 stored. The content of records is the trail's business (agent/security/audit.py). Each agent is a producer of
-its own run. Changes of security have a producer that all agents share, with the command's offset as their
-sequence. So the topic's own table of sequences keeps each from being there twice.
+its own run. Changes of security have producers that all agents share. There each command has a lane of its
+own, by its offset. So the topic's own table of sequences keeps each from being there twice, whoever writes it
+and when.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-from shoal.agent.durable.catalog_version import recoveries
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.levels import AdditionKind, level_of
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, decode_audit, encode_audit
 from shoal.agent.process.clock import Clock, is_set_within
-from shoal.agent.security.audit import AUDIT_TOPIC, CHANGES_KEPT_MS, AuditTrail
+from shoal.agent.security.audit import AUDIT_TOPIC, CHANGES_LEFT_MS, AuditTrail
+from shoal.agent.security.principals import Place
 from shoal.agent.submission import Appended, Submission
 from shoal.agent.topics.catalog import Catalog
 from shoal.errors import ShoalError
+from shoal.format.arrow_stream import SEQUENCES_PER_LANE
 from shoal.format.batch import Message, ProducerStamp, message_from_batch, producer_id_from_text
 from shoal.format.records import RecordColumns, columns_to_batch
 
@@ -35,7 +37,8 @@ BATCH_RECORDS_MAX: Final = 1_024
 STORE_TIMEOUT_MS: Final = 10_000
 RETRY_S: Final = 1.0
 """Also how often the ends of floods are looked for."""
-CHANGES_PRODUCER: Final = producer_id_from_text("_audit: changes of the catalog")
+CHANGES_OF_PRODUCER: Final = 1_024
+"""Commands that share a producer, so that the table can forget the oldest ones with theirs."""
 _PARTITION: Final = 0
 
 logger = logging.getLogger(__name__)
@@ -117,15 +120,14 @@ class AuditPost:
         return self._clock.now_us() // 1_000
 
     async def _write_changes(self, trail: AuditTrail) -> None:
-        """Those that the catalog's leader tells of; others keep theirs for a while, should it be lost."""
-        if self._catalog.leader() != self._peers.agent_id:
-            trail.forget_changes_before(self._now_ms() - CHANGES_KEPT_MS)
-            return
+        """At once those that the catalog's leader tells of. Any other agent leaves its own to it for a while,
+        and then finds them there."""
         while trail.changes:
             change = trail.changes[0]
-            epoch, offset = change.place
-            stamp = ProducerStamp(CHANGES_PRODUCER, recoveries(epoch), offset)
-            await self._store_at_last(stamp, [change.text])
+            leads = self._catalog.leader() == self._peers.agent_id
+            if not leads and self._clock.now_ms() - change.told_ms < CHANGES_LEFT_MS:
+                return
+            await self._store_at_last(_stamp_of(change.place), [change.text])
             trail.written += 1
             if trail.changes and trail.changes[0] is change:  # it may have gone for newer ones
                 trail.changes.popleft()
@@ -175,9 +177,12 @@ class AuditPost:
         if target is None:
             raise ShoalError("no-leader", f"{AUDIT_TOPIC} is just being made")
         submission = Submission.of([message], timeout_ms=STORE_TIMEOUT_MS, producer=stamp, consecutive=False)
-        try:
-            await self._host.append(target, submission)
-        except ShoalError as error:
-            last = error.extra.get("last_sequence")
-            if error.code != "sequence-gap" or not isinstance(last, int) or last < stamp.sequence:
-                raise  # else this record stands there, as a later one does
+        await self._host.append(target, submission)
+
+
+def _stamp_of(place: Place) -> ProducerStamp:
+    """The lane of a command. Its producer belongs to one lineage of the catalog."""
+    epoch, offset = place
+    block, lane = divmod(offset, CHANGES_OF_PRODUCER)
+    producer = producer_id_from_text(f"_audit: changes of the catalog {epoch:x}-{block:x}")
+    return ProducerStamp(producer, 0, lane * SEQUENCES_PER_LANE, in_lanes=True)

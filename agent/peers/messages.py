@@ -29,6 +29,7 @@ from shoal.replication.interfaces import Configuration, ReplicaId
 
 _REPLICA = struct.Struct("<qq")
 _LETTER = struct.Struct("<16sqq")  # producer, epoch, sequence
+_AUDIT = struct.Struct("<16sqqB")
 _OFFSET = struct.Struct("<q")
 _LENGTH = struct.Struct("<I")
 
@@ -144,20 +145,21 @@ def decode_letter(payload: bytes) -> tuple[GroupId, ProducerStamp, Message]:
 
 def encode_audit(producer: ProducerStamp, records: Message) -> bytes:
     """Records of the audit, and their place among those of the producer."""
-    numbers = _LETTER.pack(producer.producer_id, producer.epoch, producer.sequence)
+    numbers = _AUDIT.pack(producer.producer_id, producer.epoch, producer.sequence, producer.in_lanes)
     prefix = PREFIX.pack(CONTINUATION, len(records.metadata))
     return b"".join((numbers, prefix, records.metadata, bytes(records.body)))
 
 
 def decode_audit(payload: bytes) -> tuple[ProducerStamp, Message]:
     """Raises PeerMessageError."""
-    if len(payload) < _LETTER.size:
+    if len(payload) < _AUDIT.size:
         raise PeerMessageError(f"audit records of {len(payload)} bytes")
-    producer = ProducerStamp(*_LETTER.unpack_from(payload))
-    if not any(producer.producer_id) or min(producer.epoch, producer.sequence) < 0:
+    producer_id, epoch, sequence, in_lanes = _AUDIT.unpack_from(payload)
+    producer = ProducerStamp(producer_id, epoch, sequence, in_lanes=in_lanes == 1)
+    if not any(producer_id) or min(epoch, sequence) < 0 or in_lanes > 1:
         raise PeerMessageError(f"audit records from {producer}")
     try:
-        batch = to_record_batch(payload[_LETTER.size :], DEFAULT_SCHEMA)
+        batch = to_record_batch(payload[_AUDIT.size :], DEFAULT_SCHEMA)
         batch.validate(full=True)
         if batch.num_rows < 1:
             raise PeerMessageError("no audit records")

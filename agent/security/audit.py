@@ -40,8 +40,9 @@ BUFFERED_MAX: Final = 4_096
 """Records that wait for the topic: 2 MiB at most. Further ones are counted and left out."""
 CHANGES_MAX: Final = 1_024
 """Committed changes of security that wait here, as many as the catalog's log has of them in an hour."""
-CHANGES_KEPT_MS: Final = 600_000
-"""An agent that does not lead the catalog keeps them so long, to write those that a lost leader has not."""
+CHANGES_LEFT_MS: Final = 5_000
+"""So long an agent leaves them to the leader of the catalog, then it writes them too: a lost leader may not
+have, and the next one may be new and know nothing of them."""
 LOGIN_AGAIN_MS: Final = 900_000
 """A credential that is used all the time is one login in so long at each agent."""
 LOGINS_MAX: Final = 4_096
@@ -70,10 +71,11 @@ class Happening(NamedTuple):
 
 
 class SecurityChange(NamedTuple):
-    """The record of a committed command, and its place in the catalog's log."""
+    """The record of a committed command, and its place in the catalog's log. `told_ms`: when this agent heard
+    of it, by a clock that never jumps."""
 
     place: Place
-    at_ms: int
+    told_ms: int
     text: bytes
 
 
@@ -132,9 +134,9 @@ class AuditTrail:
         told_ms = self._logins.get(login)
         return told_ms is not None and 0 <= now_ms - told_ms < LOGIN_AGAIN_MS
 
-    def committed(self, place: Place, command: SecurityCommand) -> None:
+    def committed(self, place: Place, command: SecurityCommand, told_ms: int) -> None:
         """The catalog has taken a command."""
-        self.changes.append(SecurityChange(place, command.by.at_ms, change_text(place, command)))
+        self.changes.append(SecurityChange(place, told_ms, change_text(place, command)))
         self._tell()
 
     # ---- for the one that writes them ------------------------------------------------------------
@@ -150,11 +152,6 @@ class AuditTrail:
             taken.append(self._left_out_text("", self._overflowed, now_ms))
             self._overflowed = 0
         return taken
-
-    def forget_changes_before(self, time_ms: int) -> None:
-        """Another agent leads the catalog, and has told of these."""
-        while self.changes and self.changes[0].at_ms < time_ms:
-            self.changes.popleft()
 
     @property
     def has_news(self) -> bool:
