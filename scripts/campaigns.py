@@ -96,7 +96,8 @@ def simulation(outcome: Outcome, deadline: float, bar: terminal.Bar, started: fl
 def nemesis(
     outcome: Outcome, deadline: float, bar: terminal.Bar, started: float, fault: str, workload: str
 ) -> None:
-    """Real agents under one kind of fault, started anew for every chunk of time. Of groups every message that
+    """Real agents under one kind of fault, started anew for every chunk of time; those of odd seeds with TLS
+    and tokens, some of which are revoked meanwhile. Of groups every message that
     was done counts as a record, of tables each request about a row with a known outcome."""
     program = str(environment.ROOT / "tests" / "cluster" / "nemesis.py")
     paths = [str(environment.ROOT), str(environment.ROOT / "tests" / "cluster")]
@@ -105,6 +106,7 @@ def nemesis(
         seconds = min(NEMESIS_CHUNK_SECONDS, max(1.0, deadline - time.monotonic()))
         command = [sys.executable, program, "--fault", fault, "--seed", str(outcome.next_seed)]
         command += ["--seconds", f"{seconds:.0f}", *NEMESIS_LOADS[workload]]
+        command += ["--secured"] if outcome.next_seed % 2 else []
         with tempfile.TemporaryDirectory() as directory:
             command += ["--directory", directory]
             done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)

@@ -129,13 +129,17 @@ class _Line:
             if _ends(act.verb) and act.may_count and act.generation == self._generation
         ]
         most = index.terms(place[0]).max_attempts
+        unseen = sorted(item.invoked_at for item in index.unanswered[place[0]])
         if most is not None:
             for receive in index.of_message[place, offset]:
                 if receive.generation != self._generation:
                     continue
                 attempt = next(item.attempt for item in receive.messages if item.offset == offset)
-                if attempt + index.lost_answers(place[0], receive.completed_at) >= most:
+                wanted = most - attempt  # deliveries that nobody saw, before this one or after it
+                if wanted <= index.lost_answers(place[0], receive.completed_at):
                     ends.append(receive.invoked_at)
+                elif wanted <= len(unseen):
+                    ends.append(unseen[wanted - 1])
         return min(ends, default=float("inf"))
 
 

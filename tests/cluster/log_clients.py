@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+from client_credentials import AUTHORIZATION, CREDENTIALS
 from log_history import EARLIEST, LATEST, Append, Ends, FinalLog, History, Outcome, Partition, Poll
 
 from shoal.format.batch import DEFAULT_SCHEMA
@@ -94,7 +95,8 @@ class Connections:
         is_raw = isinstance(body, bytes)
         data = b"" if body is None else body if is_raw else json.dumps(body).encode()
         lines = [f"{method} {path} HTTP/1.1", f"Host: {agent[0]}:{agent[1]}", f"Content-Length: {len(data)}"]
-        lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+        shown = {} if headers is not None and AUTHORIZATION in headers else CREDENTIALS.get().headers
+        lines += [f"{name}: {value}" for name, value in {**(headers or {}), **shown}.items()]
         if body is not None and "Content-Type" not in (headers or {}):
             lines.append(f"Content-Type: {ARROW_TYPE if is_raw else 'application/json'}")
         try:
@@ -116,7 +118,8 @@ class Connections:
         self._drop(agent)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                self._open[agent] = await asyncio.open_connection(*agent, limit=2**24)
+                tls = CREDENTIALS.get().tls
+                self._open[agent] = await asyncio.open_connection(*agent, limit=2**24, ssl=tls)
         except (OSError, TimeoutError) as error:
             raise NoAnswer(f"cannot connect: {type(error).__name__} {error}", sent=False) from None
         return self._open[agent]

@@ -21,12 +21,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from client_credentials import CREDENTIALS
 from group_clients import GroupConsumer, KeyProducer
 from group_operator import Deed, GroupOperator
 from group_work import SETTINGS, GroupWork, NotInTime, settings_of
 from log_clients import Connections, NoAnswer, Producer, Reader, Workload, now_s, read_all
 from log_history import Checker, FinalLog, History, Partition
 from nemesis_hosts import Host, Hosts, isolated
+from nemesis_tokens import Guests
 from table_work import TableClient, TableRun
 
 TOPIC = "events"
@@ -44,7 +46,7 @@ ROW_CLIENTS = 6
 DEEDS: tuple[Deed, ...] = ("redrive", "redrive", "redrive", "pause", "seek")
 """Seeks give most messages again: there are fewer of them."""
 INSIDE = "SHOAL_NEMESIS_INSIDE"
-Client = Producer | Reader | GroupConsumer | GroupOperator | TableClient
+Client = Producer | Reader | GroupConsumer | GroupOperator | TableClient | Guests
 SEGMENT_HEADER_BYTES = 1_024
 RESERVE_BYTES = 48 * 2**20
 """What a disk that is filled up has left."""
@@ -55,7 +57,8 @@ FILL_BYTES = 2**20
 @dataclass
 class Report:
     """What one run did. Messages of groups: `delivered` with repetitions, `done` by acts that name them.
-    `rows`: requests about rows of the table whose outcome is known."""
+    `rows`: requests about rows of the table whose outcome is known. `revoked`: tokens whose end was answered;
+    `refused`: requests with one of them that were."""
 
     fault: str
     seed: int
@@ -69,6 +72,8 @@ class Report:
     rows: int = 0
     scans: int = 0
     watched: int = 0
+    revoked: int = 0
+    refused: int = 0
     served_after_s: float = 0.0
     anomalies: list[str] = field(default_factory=list)
 
@@ -99,7 +104,7 @@ class Faults:
                     continue
                 if answer.status == 200:
                     urls = [str(entry["leader_url"]) for entry in answer.body["topics"][TOPIC]["partitions"]]
-                    led = [one for one in self._hosts.all if f"http://{one.address}:{one.http[1]}" in urls]
+                    led = [one for one in self._hosts.all if CREDENTIALS.get().url(one.http) in urls]
                     if led:
                         return self._rng.choice(led)
         finally:
@@ -268,6 +273,9 @@ class Run:
         self._faults = Faults(hosts, random.Random(options.seed + 1))
         self._groups: GroupWork | None = None
         self._table: TableRun | None = None
+        self._guests: Guests | None = None
+        if options.secured:
+            self._guests = Guests(hosts, self._work, random.Random(options.seed + 2))
         if "tables" in options.workload:
             self._table = TableRun(self._work, TABLE, PARTITIONS, limit_s=DRAIN_LIMIT_S)
         if "groups" in options.workload:
@@ -282,6 +290,8 @@ class Run:
 
     async def run(self) -> None:
         """Clients and faults until the time is up, then peace, and the verdict."""
+        if self._guests is not None:
+            await self._guests.begin()
         await self._create(TOPIC, {})
         if self._table is not None:
             await self._create(TABLE, {"kind": "table"})
@@ -300,6 +310,8 @@ class Run:
         self.report.served_after_s = round(await self._until_served(), 2)
         self._work.stopping = True
         await asyncio.wait_for(asyncio.gather(*clients), CLIENTS_END_S)
+        if self._guests is not None:
+            await self._judge_guests(self._guests)
         if self._groups is not None:
             await self._groups.drain()
         await self._read_everything()
@@ -326,6 +338,11 @@ class Run:
         self.report.rows, self.report.scans = table.known_acts, len(table.history.scans)
         self.report.watched = sum(len(watch.changes) for watch in table.history.watches)
 
+    async def _judge_guests(self, guests: Guests) -> None:
+        await guests.finish()
+        self.report.anomalies += guests.anomalies
+        self.report.revoked, self.report.refused = len(guests.ended), guests.refused
+
     async def _create(self, topic: str, settings: dict[str, Any]) -> None:
         connections = Connections()
         for _ in range(CREATE_ATTEMPTS):
@@ -344,7 +361,7 @@ class Run:
         raise RuntimeError(f"the topic {topic} cannot be created")
 
     def _clients(self) -> list[Client]:
-        clients: list[Client] = []
+        clients: list[Client] = [] if self._guests is None else [self._guests]
         kind = Producer
         if self._table is not None:
             clients += self._table.clients(ROW_CLIENTS, self._options.pause_ms / 1_000)
@@ -417,6 +434,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--hosts", type=int, default=3)
     parser.add_argument("--batch", type=int, default=20, help="records of a request at most")
     parser.add_argument("--pause-ms", type=float, default=20, help="between two requests of a producer")
+    parser.add_argument("--secured", action="store_true", help="TLS, tokens and a gossip key")
     parser.add_argument("--wait-ready", action="store_true", help="begin each fault with all agents well")
     parser.add_argument("--directory", type=pathlib.Path, required=True)
     return parser.parse_args(arguments)
@@ -429,7 +447,9 @@ def main() -> int:
         command = isolated([sys.executable, os.path.abspath(__file__), *sys.argv[1:]])
         os.execvpe(command[0], command, {**os.environ, INSIDE: "1"})
     options.directory.mkdir(parents=True, exist_ok=True)
-    hosts = Hosts(options.directory, options.hosts, small_disks="full-disk" in options.fault)
+    hosts = Hosts(
+        options.directory, options.hosts, small_disks="full-disk" in options.fault, secured=options.secured
+    )
     run = Run(options, hosts)
     try:
         hosts.start()

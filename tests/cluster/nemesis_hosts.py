@@ -11,6 +11,7 @@ import os
 import pathlib
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ NETWORK = "10.77.0"
 HUB = f"{NETWORK}.254"
 HTTP_PORT = 7070
 GOSSIP_PORT = 7946
+CLUSTER = "nemesis"
 READY_LIMIT_S = 120.0
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 FULL_DISK_BYTES = 512 * 2**20
@@ -40,9 +42,46 @@ def isolated(command: list[str]) -> list[str]:
     return ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *command]
 
 
+@dataclass(frozen=True)
+class Secrets:
+    """Of a cluster with TLS and authentication, as `shoal secure init` makes them."""
+
+    directory: pathlib.Path
+    first_token: str = field(repr=False)
+
+    @property
+    def ca(self) -> pathlib.Path:
+        return self.directory / "ca.crt"
+
+    def configuration(self, namespace: str) -> pathlib.Path:
+        """Of a host's agent."""
+        return self.directory / "hosts" / namespace / "shoal.toml"
+
+    @classmethod
+    def make(cls, directory: pathlib.Path, addresses: dict[str, str]) -> Secrets:
+        """For hosts by their names. Raises RuntimeError."""
+        (first, first_address), *others = addresses.items()
+        common = ["--dir", str(directory)]
+        init = ["init", "--cluster", CLUSTER, "--name", first, "--address", first_address]
+        token = _secure(*init, *common)
+        for name, address in others:
+            _secure("agent", name, "--address", address, *common)
+        return cls(directory, token)
+
+
+def _secure(*arguments: str) -> str:
+    command = [sys.executable, "-m", "shoal.agent", "secure", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"shoal secure {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
 @dataclass
 class Host:
-    """One host. `number` from 1."""
+    """One host. `number` from 1. `started_s`, `disturbed_s`: of the monotonic clock; the latter is when an
+    operator, or a fault, has last done something to it."""
 
     number: int
     directory: pathlib.Path
@@ -50,6 +89,9 @@ class Host:
     paused: bool = False
     starts: int = 0
     flags: list[str] = field(default_factory=list)
+    started_s: float = 0.0
+    disturbed_s: float = 0.0
+    secrets: Secrets | None = None
 
     @property
     def namespace(self) -> str:
@@ -97,23 +139,24 @@ class Host:
         assert not self.is_running
         self.starts += 1
         self.paused = False
+        self.started_s = self.disturbed_s = time.monotonic()
         command = ["ip", "netns", "exec", self.namespace, sys.executable, "-m", "shoal.agent", "agent"]
-        command += ["--data", str(self.data), "--bind", self.address, "--cluster", "nemesis", "--insecure"]
-        command += [
-            "--name",
-            self.namespace,
-            "--http-port",
-            str(HTTP_PORT),
-            "--gossip-port",
-            str(GOSSIP_PORT),
-        ]
+        command += ["--data", str(self.data), "--bind", self.address, *self._settings()]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "SHOAL_MDNS": "false"}
         with open(self.directory / f"{self.namespace}.log", "ab") as log:
             self.process = subprocess.Popen(
                 [*command, *self.flags], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
 
+    def _settings(self) -> list[str]:
+        """Beside its place."""
+        if self.secrets is not None:
+            return ["--config", str(self.secrets.configuration(self.namespace))]
+        ports = ["--http-port", str(HTTP_PORT), "--gossip-port", str(GOSSIP_PORT)]
+        return ["--cluster", CLUSTER, "--insecure", "--name", self.namespace, *ports]
+
     def signal(self, number: int) -> None:
+        self.disturbed_s = time.monotonic()
         if self.process is not None and self.is_running:
             self.process.send_signal(number)
 
@@ -133,8 +176,11 @@ class Host:
 
     def is_ready(self) -> bool:
         """Whether it serves."""
+        secrets = self.secrets
+        tls = None if secrets is None else ssl.create_default_context(cafile=str(secrets.ca))
+        url = f"{'http' if tls is None else 'https'}://{self.address}:{HTTP_PORT}/readyz"
         try:
-            with urllib.request.urlopen(f"http://{self.address}:{HTTP_PORT}/readyz", timeout=2) as answer:
+            with urllib.request.urlopen(url, timeout=2, context=tls) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -151,8 +197,11 @@ def _hardware(number: int, *, nobody: bool = False) -> str:
 class Hosts:
     """All of them, and the hub where the clients are."""
 
-    def __init__(self, directory: pathlib.Path, count: int, *, small_disks: bool = False) -> None:
+    def __init__(
+        self, directory: pathlib.Path, count: int, *, small_disks: bool = False, secured: bool = False
+    ) -> None:
         self.directory = directory
+        self._cut_s = 0.0
         self.cuts: set[tuple[int, int]] = set()
         run("mount", "--make-rprivate", "/")
         run("mount", "-t", "tmpfs", "tmpfs", "/run")  # where `ip netns` keeps names: nobody else's
@@ -161,13 +210,26 @@ class Hosts:
         run("ip", "address", "add", f"{HUB}/24", "dev", "hub")
         run("ip", "link", "set", "hub", "up")
         self.all = [Host(number, directory) for number in range(1, count + 1)]
+        addresses = {host.namespace: host.address for host in self.all}
+        self.secrets = Secrets.make(directory / "secrets", addresses) if secured else None
         seeds = [f"--join={host.address}:{GOSSIP_PORT}" for host in self.all]
         for host in self.all:
             host.flags = [*seeds, "--expect", str(count)]
+            host.secrets = self.secrets
             host.make_network()
             host.data.mkdir(parents=True)
             if small_disks:
                 run("mount", "-t", "tmpfs", "-o", f"size={FULL_DISK_BYTES}", "tmpfs", str(host.data))
+
+    @property
+    def disturbed_s(self) -> float:
+        """When something was last done to any of them, or to the network."""
+        return max(self._cut_s, *(host.disturbed_s for host in self.all))
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing is wrong at the moment, as far as faults go."""
+        return not self.cuts and all(host.is_running and not host.paused for host in self.all)
 
     def start(self) -> None:
         """All, and wait until they serve. Raises RuntimeError."""
@@ -187,12 +249,14 @@ class Hosts:
 
     def cut(self, links: set[tuple[int, int]]) -> None:
         """(from, to) by number."""
+        self._cut_s = time.monotonic()
         for sender, receiver in sorted(links - self.cuts):
             self.all[sender - 1].point(receiver, right=False)
         self.cuts |= links
 
     def heal(self, links: set[tuple[int, int]] | None = None) -> None:
         """These, or all."""
+        self._cut_s = time.monotonic()
         for sender, receiver in sorted(self.cuts if links is None else links & self.cuts):
             self.all[sender - 1].point(receiver, right=True)
         self.cuts -= set(self.cuts) if links is None else links

@@ -11,6 +11,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 
+from client_credentials import CREDENTIALS
 from log_clients import CONNECT_TIMEOUT_S, GONE, MAX_HEAD_BYTES, PAUSE_S, Address, now_s
 from table_clients import OK, TableWork, positions_in
 from table_history import Scanned, Stored, Watched
@@ -52,10 +53,11 @@ class TableWatcher:
         """Until the work stops."""
         work = self._table.work
         while not work.stopping:
-            urls = [f"http://{host}:{port}" for host, port in work.agents()]
+            proof = CREDENTIALS.get()
+            urls = [proof.url(agent) for agent in work.agents()]
             config = ClientConfig(retry=RetryPolicy(total_ms=WATCH_RETRY_MS))
             try:
-                async with AsyncClient(urls, config=config) as client:
+                async with AsyncClient(urls, config, **proof.options) as client:
                     watching = asyncio.ensure_future(self._watch(client))
                     while not (work.stopping or watching.done()):
                         await asyncio.sleep(PAUSE_S)
@@ -107,10 +109,12 @@ class StreamWatcher:
         """Raises OSError, TimeoutError, IncompleteReadError, ValueError."""
         contents = Contents()
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(*agent, limit=2**24)
+            proof = CREDENTIALS.get()
+            reader, writer = await asyncio.open_connection(*agent, limit=2**24, ssl=proof.tls)
         try:
             resumes = "" if self._last_id is None else f"Last-Event-ID: {self._last_id}\r\n"
             head = f"GET /v1/tables/{self._table.topic} HTTP/1.1\r\nHost: {agent[0]}:{agent[1]}\r\n"
+            head += "".join(f"{name}: {value}\r\n" for name, value in proof.headers.items())
             writer.write(f"{head}Accept: text/event-stream\r\n{resumes}\r\n".encode())
             await writer.drain()
             answer = await reader.readuntil(b"\r\n\r\n")

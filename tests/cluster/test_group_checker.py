@@ -433,3 +433,16 @@ def test_the_checks_take_little_more_for_more_messages() -> None:
         for number in range(count // 10)
     ]
     assert names(made) == set()
+
+
+def test_a_message_whose_last_attempt_nobody_saw_is_passed_over_with_its_letter() -> None:
+    """In an exclusive group, where the answer was lost behind the last one that was seen. Without it the
+    message is missed in its order."""
+    made = history("exclusive", 2)
+    made.terms["g"] = GroupTerms("exclusive", max_attempts=2)
+    made.receives = [receive("a", 100, 1.0, (0,)), unseen("a", 3.0), receive("b", 300, 30.0, (1,))]
+    made.acts = [act("nack", "a", 100, 1.5, 0), act("ack", "b", 300, 31.0, 1)]
+    made.letters = [Letter("g", P, 0, 2, "expired")]
+    assert names(made) == set()
+    made.receives.pop(1)
+    assert "out-of-order" in names(made)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
+from client_credentials import CREDENTIALS
 from log_clients import (
     CALM_PRODUCER_SLOWNESS,
     PAUSE_S,
@@ -121,11 +122,12 @@ class LibraryClient:
     async def run(self) -> None:
         """Until the work stops; after a failure with a client of its own again."""
         while not self._work.stopping:
-            urls = [f"http://{host}:{port}" for host, port in self._work.agents()]
+            proof = CREDENTIALS.get()
+            urls = [proof.url(agent) for agent in self._work.agents()]
             config = ClientConfig(retry=RetryPolicy(total_ms=LIBRARY_RETRY_MS))
             reading: asyncio.Task[None] | None = None
             try:
-                async with AsyncClient(urls, config=config) as client:
+                async with AsyncClient(urls, config, **proof.options) as client:
                     reading = asyncio.ensure_future(self._read(client))
                     try:
                         await self._write(client)

@@ -144,6 +144,7 @@ class Disaster:
     async def _force_catalog(self, node: Node) -> None:
         """POST /v1/agent/recover, until it was done."""
         self._simulation.invariants.forced(CATALOG_GROUP)
+        self._simulation.secured.invariants.recovered_by_force()
         body = {"topic": CATALOG, "partition": 0, "accept_data_loss": True}
         document = await self.ask([node], "POST", "/v1/agent/recover", body)
         self._simulation.trace(node.name, f"FORCED {CATALOG}/0 {document['log_end_offset']}")

@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields
 from group_operator import Deed
 
 GROUPS = (("shared",), ("exclusive",), ("key-ordered",), ("shared", "exclusive", "key-ordered"))
+SECURED = 0.75
+"""Two seeds in three can be: principals need a level that some hold back. So half of all seeds are."""
 DEEDS: tuple[tuple[Deed, ...], ...] = (("seek",), ("redrive",), ("seek", "redrive", "pause", "retention"))
 
 
@@ -71,6 +73,7 @@ class Knobs:
     operates: tuple[Deed, ...]  # what somebody does to the groups meanwhile
     timers: bool  # groups of all modes work on a topic whose messages fall due
     tables: bool  # somebody puts, compares, gets and watches the rows of a table
+    secured: bool  # agents ask for tokens, and operators make and end principals, roles and tokens
     only: tuple[str, ...] = ()  # names of faults: no others then; never drawn
 
     @classmethod
@@ -130,6 +133,7 @@ class Knobs:
             operates=rng.choice(DEEDS) if rng.random() < 0.5 else (),
             timers=rng.random() < 0.25,
             tables=rng.random() < 0.25,
+            secured=rng.random() < SECURED,
         )
 
     @classmethod

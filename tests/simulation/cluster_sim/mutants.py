@@ -358,11 +358,12 @@ SHORT |= {
     "operates": (),
     "timers": False,
     "tables": False,
+    "secured": False,
 }
 ELECTIONS = {"partitions": 6, "quick_restarts": True, "delay_ms_max": 200, "fault_interval_ms": 200}
 ELECTIONS |= {"producer_pause_ms": 300, "timers": False}
 CALM = {"rot": False, "draining": False, "upgrades": False, "alterations": False, "timers": False}
-CALM |= {"tables": False}
+CALM |= {"tables": False, "secured": False}
 BUSY = CALM | {"fault_interval_ms": 500}
 REPLACED = CALM | {"nodes": 4, "kills": True, "replace_after_ms": 3_000, "safety_ms": 25_000}
 

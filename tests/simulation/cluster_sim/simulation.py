@@ -45,6 +45,7 @@ from cluster_sim.loop import LIFE, WATCHED_ROUNDS, Life, SimLoop
 from cluster_sim.network import Conditions, Network
 from cluster_sim.node import Node
 from cluster_sim.queues import Queues
+from cluster_sim.secured import Secured
 from cluster_sim.tables import Tables
 from cluster_sim.timers import Timers
 from cluster_sim.topics import TopicClient
@@ -124,6 +125,7 @@ class ClusterSimulation:
         self.timers = Timers(self)
         self.groups = GroupInvariants(self.invariants, self.loop)
         self.tables = Tables(self)
+        self.secured = Secured(self)
         self.nemesis = Nemesis(self)
         self.verdict = Verdict(self)
         self.producers: list[Producer] = []
@@ -143,6 +145,7 @@ class ClusterSimulation:
         """One line; the digest of all of them is the same whenever the seed and the code are."""
         line = f"{self.loop.elapsed_ms:>7} {who} {what}"
         self._digest.update(line.encode(errors="replace"))
+        self.secured.look_at_line(line)
         if self._print_line is not None:
             self._print_line(line)
 
@@ -171,7 +174,7 @@ class ClusterSimulation:
             f"{faults} faults, {self.history.acknowledged_records} records acknowledged, "
             f"{len(self.history.polls)} reads, "
             f"{self.invariants.checks} checks, {self.queues.summary()}{self.timers.summary()}"
-            f"{self.tables.summary()}"
+            f"{self.tables.summary()}{self.secured.summary()}"
             f"limits met: {to_text(self.limits_met)}; "
             f"trace {self.trace_hash}"
         )
@@ -196,6 +199,7 @@ class ClusterSimulation:
             little_memory=self.knobs.little_memory,
         )
         places += [*counted(self.limits_met), *self.upgrades.replacements()]
+        places += self.secured.replacements()
         places += self.groups.listeners() if self.with_groups else []
         places += self.timers.replacements() if self.timers.is_on or self.tables.is_on else []
         collects = gc.isenabled()
@@ -231,6 +235,7 @@ class ClusterSimulation:
         await self._until(
             lambda: all(node.is_ready for node in self.nodes), START_LIMIT_S, "Start", "not ready"
         )
+        await self.secured.start()
         await self._as_client(self.topics.create(TOPIC, self.topic_body(self.knobs.partitions)))
         for queues in self.with_groups:
             await self._as_client(queues.start())
@@ -278,6 +283,7 @@ class ClusterSimulation:
         await self._as_client(verdict.judge())
         if self.tables.is_on:
             await self._as_client(self.tables.judge())
+        await self.secured.judge()
         if self.knobs.births:
             await Births(self).run()
         if self.knobs.disaster:
@@ -327,6 +333,7 @@ class ClusterSimulation:
         clients = [*self._partition_clients(), *self._topic_clients()]
         clients += [client for queues in self.with_groups for client in queues.clients()]
         clients += self.tables.clients() if self.tables.is_on else []
+        clients += self.secured.clients()
         return [self.loop.spawn(self.clients, client.run()) for client in clients]
 
     def _topic_clients(self) -> list[AnyTopicClient]:
@@ -402,6 +409,7 @@ class ClusterSimulation:
             # One machine, where followers may wait for entries, or one for each agent.
             "failure_domain": f"host-{index}" if self.seed % 2 else "one",
             "hold_level": self.holds_level,
+            **self.secured.config,
         }
         node = Node(
             index,

@@ -21,6 +21,7 @@ import shoal.agent.cluster as cluster_module
 import shoal.agent.directory as directory_module
 import shoal.agent.host.peer_input
 import shoal.agent.http.core.context
+import shoal.agent.http.core.doorkeeper
 import shoal.agent.http.front
 import shoal.agent.http.groups.operate
 import shoal.agent.http.produce.decode
@@ -58,6 +59,7 @@ TIME_READERS = (
     gossip_module,
     shoal.agent.host.peer_input,
     shoal.agent.http.core.context,
+    shoal.agent.http.core.doorkeeper,
     shoal.agent.http.front,
     shoal.agent.http.groups.operate,
     shoal.agent.http.produce.decode,
