@@ -31,12 +31,10 @@ from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.placement.assignments import Assignments
 from shoal.agent.placement.lost_replicas import LostReplicas
 from shoal.agent.placement.rebalancer import Rebalancer
-from shoal.agent.process.clock import Clock, repeat
+from shoal.agent.process.clock import repeat
 from shoal.agent.process.errors import StartError
 from shoal.agent.routing.exchange import RouteExchange
 from shoal.agent.routing.table import Claim, claim_of
-from shoal.agent.security.audit import AuditTrail
-from shoal.agent.security.principals import Place, SecurityCommand
 from shoal.agent.service.cluster_view import Joined
 from shoal.agent.service.letters import DeadLetters
 from shoal.agent.topics.births import BirthTelling
@@ -213,7 +211,8 @@ async def make_cluster(node: Node, parts: AsyncExitStack, record: ClusterRecord)
     node.names.find_topic = lambda topic_id: catalog.catalog.name_of(topic_id)
     trail = node.broker.trail
     if trail is not None:
-        catalog.on_security = partial(_tell_audit, trail, node.clock)
+        now_ms = node.clock.now_ms
+        catalog.on_security = lambda place, command: trail.committed(place, command, now_ms())
     holding = Assignments(host=host, catalog=catalog, roster=node.roster, routes=routes.table)
     host.log_repair.holders = lambda group: routes.table.claims_about(group).keys()
     scrubber = Scrubber(
@@ -238,10 +237,6 @@ async def make_cluster(node: Node, parts: AsyncExitStack, record: ClusterRecord)
         OutgrownWatch(record.cluster_id, node.roster, node.rng, node.levels),
         AuditPost(trail, host, node.roster, catalog, leader, node.broker.make_audit_topic, node.clock),
     )
-
-
-def _tell_audit(trail: AuditTrail, clock: Clock, place: Place, command: SecurityCommand) -> None:
-    trail.committed(place, command, clock.now_ms())
 
 
 async def _make_host(

@@ -106,7 +106,7 @@ class AuditPost:
             self._news.clear()
             while trail.has_news:
                 await self._write_changes(trail)
-                records = trail.take(self._now_ms(), BATCH_RECORDS_MAX)
+                records = trail.take(self._clock.now_us() // 1_000, BATCH_RECORDS_MAX)
                 if records:
                     stamp = ProducerStamp(self._producer, 0, self._sequence)
                     await self._store_at_last(stamp, records)
@@ -116,9 +116,6 @@ class AuditPost:
                     await is_set_within(self._news, RETRY_S)
                     self._news.clear()
 
-    def _now_ms(self) -> int:
-        return self._clock.now_us() // 1_000
-
     async def _write_changes(self, trail: AuditTrail) -> None:
         """At once those that the catalog's leader tells of. Any other agent leaves its own to it for a while,
         and then finds them there."""
@@ -127,7 +124,7 @@ class AuditPost:
             leads = self._catalog.leader() == self._peers.agent_id
             if not leads and self._clock.now_ms() - change.told_ms < CHANGES_LEFT_MS:
                 return
-            await self._store_at_last(_stamp_of(change.place), [change.text])
+            await self._store_at_last(change_stamp(change.place), [change.text])
             trail.written += 1
             if trail.changes and trail.changes[0] is change:  # it may have gone for newer ones
                 trail.changes.popleft()
@@ -180,8 +177,8 @@ class AuditPost:
         await self._host.append(target, submission)
 
 
-def _stamp_of(place: Place) -> ProducerStamp:
-    """The lane of a command. Its producer belongs to one lineage of the catalog."""
+def change_stamp(place: Place) -> ProducerStamp:
+    """The lane of the command at this place. Its producer belongs to one lineage of the catalog."""
     epoch, offset = place
     block, lane = divmod(offset, CHANGES_OF_PRODUCER)
     producer = producer_id_from_text(f"_audit: changes of the catalog {epoch:x}-{block:x}")

@@ -50,15 +50,18 @@ def test_real_agents_survive_a_nemesis(tmp_path: pathlib.Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 40)
 def test_groups_and_tables_survive_a_nemesis(tmp_path: pathlib.Path) -> None:
-    """Consumers of all modes, an operator and clients of a table beside the others: each message is done
-    once, in its order, or has one letter, and each key is linearizable."""
+    """Consumers of all modes, an operator and clients of a table beside the others, by TLS and tokens: each
+    message is done once, in its order, or has one letter, and each key is linearizable. Guests lose their
+    tokens meanwhile, and are answered by no agent that has heard of it."""
     load = ["--workload", "groups", "tables", "--batch", "3", "--pause-ms", str(GROUPS_PAUSE_MS)]
-    report = report_of(tmp_path, GROUPS_SECONDS, "--seed", "2", *load, "--fault", *GROUPS_FAULTS)
+    report = report_of(tmp_path, GROUPS_SECONDS, "--seed", "2", "--secured", *load, "--fault", *GROUPS_FAULTS)
     assert report["faults"] >= 1
     assert report["delivered"] > report["done"] > 50
     assert report["letters"] > 0
     assert report["rows"] > 50
     assert report["watched"] > 10
+    assert report["revoked"] > 1
+    assert report["refused"] > 10
 
 
 def report_of(directory: pathlib.Path, seconds: int, *options: str) -> dict[str, Any]:

@@ -49,6 +49,14 @@ from cluster_sim.queue_mutants import (
     unlock_a_key_at_a_nack,
     write_a_letter_for_each_try,
 )
+from cluster_sim.security_mutants import (
+    depose_the_last_administrator,
+    judge_by_the_state_before_a_crash,
+    leave_changes_to_the_leader,
+    lose_a_revocation_in_a_copy,
+    remember_verdicts_too_long,
+    tell_of_a_change_as_if_alone,
+)
 from cluster_sim.simulation import ClusterSimulation
 from cluster_sim.table_mutants import (
     drop_from_memory_what_came_meanwhile,
@@ -388,6 +396,7 @@ TIMERS = _only("kill_one", "kill_leader", timers=True, nodes=3, **ROLLING)
 TABLES = _only("cut_leader", "kill_leader", "mute_leader", "late_leader", tables=True, nodes=3)
 ROWS_IN_RUNS = TABLES | {"only": ("kill_one", "kill_leader"), "quick_restarts": True} | ROLLING
 ROWS_IN_RUNS |= {"padding": 0, "producer_pause_ms": 60}
+SECURED = _only("kill_one", "kill_leader", secured=True, nodes=3, safety_ms=8_000)
 UPGRADES = _only("change_version", nodes=3, upgrades=True, **LONG_WITH_FAULTS)
 
 MUTANTS = (
@@ -596,6 +605,29 @@ MUTANTS = (
         ("ViewBehindLog",),
         knobs=ROWS_IN_RUNS | {"retention_bytes": 16_384, "padding": 600, "producer_pause_ms": 10},
     ),
+    Mutant(
+        remember_verdicts_too_long,
+        ("EndedIsRefused", "AnswersFollow", "RevokedInTime"),
+        knobs=SECURED | {"only": ("reset_streams",), "safety_ms": 1_000},
+    ),
+    Mutant(
+        judge_by_the_state_before_a_crash,
+        ("EndedIsRefused",),
+        first_seed=5,
+        knobs=SECURED | {"only": ("kill_one",), **FEW_LONG_FAULTS},
+    ),
+    Mutant(lose_a_revocation_in_a_copy, ("SameVerdict", "EndedStaysEnded", "NoInternalError"), knobs=SECURED),
+    Mutant(
+        depose_the_last_administrator,
+        ("AdministratorStays",),
+        knobs=SECURED | {"only": ("reset_streams",), "safety_ms": 20_000},
+    ),
+    Mutant(
+        leave_changes_to_the_leader,
+        ("ChangesAreTold",),
+        knobs=SECURED | {"only": ("cut_leader", "mute_leader"), "safety_ms": 12_000},
+    ),
+    Mutant(tell_of_a_change_as_if_alone, ("ChangesAreTold",), knobs=SECURED),
 )
 
 

@@ -153,6 +153,7 @@ class Secured:
             if node.is_running
         ]
         await asyncio.sleep(1.0)
+        await holder.let_in_everywhere(token)
         if not await operator.revoke(token):
             return
         revoked_s = now_s()

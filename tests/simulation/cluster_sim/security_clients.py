@@ -27,7 +27,9 @@ from shoal.agent.topics.catalog_service import CUT_OFF_S
 if TYPE_CHECKING:
     from cluster_sim.secured import Secured
 
-OPERATOR_PAUSE_S, HOLDER_PAUSE_S = 0.35, 0.12
+OPERATOR_PAUSE_S, HOLDER_PAUSE_S = 0.3, 0.12
+YOUNG_S, YOUNG_PAUSE_S = 1.0, 0.03
+"""So long after its start an agent is asked most."""
 BEGIN_ATTEMPTS_MAX, RETRY_S = 80, 0.25
 NAMES = tuple(f"p{number}" for number in range(6))
 """Of principals: with two more than the bound of the simulation."""
@@ -143,7 +145,8 @@ class Operator(_Client):
 
     async def _ask(self, method: str, path: str, body: Any = None) -> Answer | None:
         """At some agent. None where nobody knows, or nothing was done."""
-        answer = await self._send(self._some_node(), self.token, method, f"{path}?timeout=3s", body)
+        limited = path if method == "GET" else f"{path}?timeout=3s"
+        answer = await self._send(self._some_node(), self.token, method, limited, body)
         if answer is not None and answer.status in (UNAUTHENTICATED, FORBIDDEN):
             self.token = self._rng.choice(self._secured.tokens.all).text
         return answer
@@ -303,12 +306,25 @@ class Holder(_Client):
     async def run(self) -> None:
         """Until the work stops."""
         while not self._is_over:
-            await asyncio.sleep(self._secured.simulation.work.pause_s(HOLDER_PAUSE_S, 4.0))
+            young = self._young()
+            pause_s = YOUNG_PAUSE_S if young else HOLDER_PAUSE_S
+            await asyncio.sleep(self._secured.simulation.work.pause_s(pause_s, 1.0 if young else 4.0))
             tokens = self._secured.tokens.all[-KEPT:]
             ended = [held for held in tokens if held.ended_s < now_s()]
             held = self._rng.choice(ended if ended and self._rng.random() < 0.5 else tokens)
-            await self._try(self._some_node(), held, self._rng.choice(ACTS))
+            node = self._rng.choice(young or self._secured.simulation.nodes)
+            await self._try(node, held, self._rng.choice(ACTS))
         self._connections.close()
+
+    def _young(self) -> list[Node]:
+        """Those that have just started, which may have missed something."""
+        started_s = self._secured.invariants.started_s
+        return [
+            node
+            for node in self._secured.simulation.nodes
+            if node.is_running and node.life is not None
+            if now_s() - started_s.get(node.life, 0.0) < YOUNG_S
+        ]
 
     async def _try(self, node: Node, held: Held, act: Act) -> int:
         """The status of the answer; 0 for none."""
@@ -360,6 +376,13 @@ class Holder(_Client):
                 await self._try(node, held, LOOK_UP)
                 if held.ended_s < float("inf"):
                     await self._refuses(node, held)
+
+    async def let_in_everywhere(self, token: str) -> None:
+        """A token that was told a second ago, so that each agent remembers it."""
+        held = next(one for one in self._secured.tokens.all if one.text == token)
+        for node in self._secured.simulation.nodes:
+            for _ in range(2):
+                await self._try(node, held, APPEND)
 
     async def refused_everywhere(self, token: str) -> None:
         """RevokedInTime."""
