@@ -436,7 +436,7 @@ MUTANTS = (
     Mutant(
         read_without_asking,
         ("History",),
-        first_seed=5,
+        first_seed=17,
         knobs=_only("cut_leader", "mute_leader", "pause_leader", nodes=3, partitions=3, impatient=True),
     ),
     Mutant(answer_at_the_own_sync, LOSS, knobs=_only("cut_leader", "kill_leader", "mute_leader")),
@@ -613,7 +613,7 @@ MUTANTS = (
     Mutant(
         judge_by_the_state_before_a_crash,
         ("EndedIsRefused",),
-        first_seed=5,
+        first_seed=17,
         knobs=SECURED | {"only": ("kill_one",), **FEW_LONG_FAULTS},
     ),
     Mutant(lose_a_revocation_in_a_copy, ("SameVerdict", "EndedStaysEnded", "NoInternalError"), knobs=SECURED),
