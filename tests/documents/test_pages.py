@@ -24,6 +24,7 @@ USERS = (
     *(DOCS / name for name in ("compare.md", "performance.md", "http.md", "clients.md", "spark.md")),
     DOCS / "formats.md",
     DOCS / "security.md",
+    DOCS / "asvs.md",
     DOCS / "groups.md",
     DOCS / "timers.md",
     DOCS / "tables.md",
