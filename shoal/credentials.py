@@ -6,6 +6,7 @@ error or log line; `Secret.reveal` is called where a request leaves, and nowhere
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -52,6 +53,33 @@ class Secret:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Secret, (self._text,))
+
+
+class FileSecret(Secret):
+    """The token that a file has now, so that it can be exchanged under whoever runs. The file is looked at
+    before each request, which costs two microseconds, and read when it is another one. One that does not fit,
+    such as a half-written one, leaves the token before: agents say when that counts no more. A pickle has
+    the text of its moment, since other hosts have no such file."""
+
+    __slots__ = ("_path", "_stamp")
+
+    def __init__(self, path: str) -> None:
+        """Raises ClientError."""
+        self._path = path
+        self._stamp = _stamp_of(path)
+        super().__init__(_read_token(path))
+
+    def reveal(self) -> str:
+        """The newest text."""
+        stamp = _stamp_of(self._path)
+        if stamp not in (None, self._stamp):
+            self._stamp = stamp
+            with contextlib.suppress(ClientError):
+                self._text = _read_token(self._path)
+        return self._text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Secret, (self.reveal(),))
 
 
 class CredentialOptions(TypedDict, total=False):
@@ -120,10 +148,23 @@ def credentials_of(
 
 def token_of(text: str) -> Secret:
     """The token that a text is, or that the file behind its `@` has. Raises ClientError."""
-    source = "the token"
-    if text.startswith("@"):
-        source = f"the token in {text[1:]}"
-        text = read_private(text[1:], "the token")
+    return FileSecret(text[1:]) if text.startswith("@") else Secret(_checked(text, "the token"))
+
+
+def _read_token(path: str) -> str:
+    return _checked(read_private(path, "the token"), f"the token in {path}")
+
+
+def _stamp_of(path: str) -> tuple[int, ...] | None:
+    """Another one for another content; None for a file that is not there."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _checked(text: str, source: str) -> str:
     text = text.strip()
     if not text:
         raise ClientError(f"{source} is empty")
@@ -133,7 +174,7 @@ def token_of(text: str) -> Secret:
         raise ClientError(f"{source} begins with `Bearer`: leave that out")
     if _TOKEN.fullmatch(text) is None:
         raise ClientError(f"{source} has a blank, a line break or a character that no token has")
-    return Secret(text)
+    return text
 
 
 def read_private(path: str, what: str, *, is_secret: bool = True) -> str:

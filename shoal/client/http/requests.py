@@ -24,6 +24,7 @@ from shoal.client.http.bulk import BulkConnections, OnHead
 from shoal.client.http.connection import NotConnected, Unsupported
 from shoal.client.http.failures import Unreachable as Unreachable
 from shoal.client.http.failures import error_of, failure_of
+from shoal.client.http.renewed import with_the_newest_token
 from shoal.client.http.routes import AgentList, Attempts, Failure, RetryPolicy, RouteTable, Verdict
 from shoal.client.http.wire import BrokenAnswer, UnknownLength, WholeAnswer, request_head
 from shoal.credentials import NO_CREDENTIALS, Credentials
@@ -424,14 +425,13 @@ class Cluster:
                 " `async with`"
             )
         if not url.startswith(self.schemes):
-            detail = (
-                f"{url} has no TLS, and the token goes only to agents with TLS, like those that were named"
-            )
+            detail = f"{url} has no TLS, and the token goes only to agents with TLS, like those named"
             raise Failure(routes.UNTRUSTED, detail, retriable=False, definite=True)
         seconds = (self.config.attempt_timeout_ms + call.wait_ms + ANSWER_GRACE_MS) / 1_000
         try:
             async with asyncio.timeout(seconds):
-                answer = await self._answer(self._session, url, self.signed(call))
+                ask = partial(self._answer, self._session, url)
+                answer = await with_the_newest_token(partial(self.signed, call), ask)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self.agents.failed(url)
             raise failure_of(error, url, may_pass=self._answered) from error

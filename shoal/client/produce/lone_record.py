@@ -196,6 +196,8 @@ class LonePath:
         """The record's place; None when it was handed to the ordinary way, where the delivery of its chunk
         will say. `answer`: None if there was none."""
         if answer is not None:
+            if answer.status == 401:
+                self._heads.clear()  # a token that was exchanged goes into new ones
             found = offset_of(answer, lone.partition)
             if found is None:
                 lone.doubt = lone.doubt and not is_definite(answer)

@@ -117,11 +117,15 @@ class ConnectionPool:
     """
 
     def __init__(self, credentials: Credentials = NO_CREDENTIALS) -> None:
-        self.headers: Final = credentials.headers
         self._credentials = credentials
         self._idle: list[_Idle] = []
         self._process = os.getpid()
         self._lock = threading.Lock()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of each request."""
+        return self._credentials.headers
 
     def request(
         self,

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import pathlib
+import pickle
 import re
 import socket
 import ssl
@@ -26,7 +27,7 @@ from shoal import AsyncClient, Client, ClientConfig, ClientError, ShoalError, Un
 from shoal.client.http.bulk import BulkConnections
 from shoal.client.produce.lone_record import ANSWER_SECONDS
 from shoal.client.produce.producer import batch_of
-from shoal.credentials import Credentials, Secret
+from shoal.credentials import Credentials, Secret, token_of
 from shoal.tls import client_context, tls_reason
 
 WITHOUT = {"ca": "", "certificate": "", "key": "", "token": ""}
@@ -170,6 +171,78 @@ async def test_an_unknown_token_is_told_once(files: Files, tls: ssl.SSLContext) 
             await producer.flush()
         await producer.abort()
         assert len([asked for asked in cluster.requests if "/records" in asked]) == 2
+
+
+async def test_a_token_is_exchanged_under_whoever_runs(files: Files, tls: ssl.SSLContext) -> None:
+    """Its file is looked at before each request, and again where a wait ends since the old one counts no
+    more. A half-written file leaves the token before."""
+    cluster = FakeCluster(1)
+    cluster.tls, cluster.token = tls, TOKEN
+    FakeGroups(cluster)
+    async with cluster, AsyncClient(cluster.urls, token=files.token, ca=files.ca) as client:
+        partition = cluster.create("t").partitions[0]
+        partition.append([batch_of([b"one"], None)], None)
+        follower = client.consumer("t", start="earliest", follow=True)
+        subscription = await client.subscribe("t", group="g").open()
+        assert (await subscription.poll()).value == b"one"  # type: ignore[union-attr]
+        assert (await follower.poll()).batch.num_rows == 1  # type: ignore[union-attr]
+        for number in range(3):
+            cluster.token = f"{TOKEN}{number}"
+            pathlib.Path(files.token[1:]).write_text("two words")
+            with pytest.raises(ShoalError, match="the token is not known here"):
+                await client.topics()
+            pathlib.Path(files.token[1:]).write_text(f"{TOKEN}{number}\n")
+            await cluster.changed()
+            partition.append([batch_of([b"two"], None)], None)
+            async with asyncio.timeout(60):
+                assert await client.topics()
+                for poll in (subscription.poll, follower.poll):
+                    assert await poll() is not None
+        assert "TOKEN" not in repr(client._cluster.credentials)
+        await subscription.close()
+
+
+def test_lone_records_go_on_with_the_new_token(files: Files, tls: ssl.SSLContext) -> None:
+    """One is refused on the short way and passes on the ordinary one; heads made with the old token are gone,
+    so that those behind it take the short way again."""
+
+    def secured(cluster: FakeCluster) -> None:
+        cluster.tls, cluster.token = tls, TOKEN
+
+    with (
+        cluster_on_thread(1, secured) as cluster,
+        Client(cluster.urls, token=files.token, ca=files.ca) as client,
+        client.producer("t") as producer,
+    ):
+        for _ in range(3):  # the first has no identity yet
+            producer.append(b"a")
+        lone = producer._inner.lone
+        assert lone is not None
+        (old,) = lone._heads.values()
+        assert TOKEN.encode() in old
+        cluster.token = f"{TOKEN}2"
+        pathlib.Path(files.token[1:]).write_text(f"{TOKEN}2")
+        assert producer.append(b"b").offset == 3
+        assert lone._heads == {}
+        lone._paused_until.clear()  # in place of waiting
+        assert producer.append(b"c").offset == 4
+        (new,) = lone._heads.values()
+        assert f"{TOKEN}2".encode() in new
+
+
+def test_a_pickled_token_is_the_newest_and_knows_no_file(files: Files) -> None:
+    """As Spark's tasks get it."""
+    secret = token_of(files.token)
+    pathlib.Path(files.token[1:]).write_text(f"{TOKEN}2")
+    copied = pickle.loads(pickle.dumps(secret))
+    assert type(copied) is Secret
+    assert copied.reveal() == secret.reveal() == f"{TOKEN}2"
+    os.chmod(files.token[1:], 0o644)  # everybody may read it now: it is not taken
+    pathlib.Path(files.token[1:]).write_text(f"{TOKEN}3")
+    assert secret.reveal() == f"{TOKEN}2"
+    os.unlink(files.token[1:])
+    assert secret.reveal() == f"{TOKEN}2"
+    assert TOKEN not in repr(secret)
 
 
 async def to_the_end(poll: Callable[[], Awaitable[object]]) -> None:
