@@ -16,12 +16,11 @@ from hashlib import blake2b
 from typing import Final, NamedTuple, TypeAlias
 
 from shoal.agent.security.access import Identity, Proof
+from shoal.agent.security.asked import AskedBy, Place
 from shoal.agent.security.principals import (
-    AskedBy,
     DeletePrincipal,
     DeleteRole,
     MakeToken,
-    Place,
     PutPrincipal,
     PutRole,
     RevokeToken,

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from shoal.agent.security.asked import ASKED_CHARACTERS_MAX, AskedBy, Place
 from shoal.agent.security.principals import (
-    ASKED_CHARACTERS_MAX,
-    AskedBy,
     DeletePrincipal,
     DeleteRole,
     MakeToken,
-    Place,
     Principal,
     PutPrincipal,
     PutRole,

@@ -16,9 +16,10 @@ from collections.abc import Callable
 from typing import Final
 
 from shoal.agent.security.access import ANONYMOUS, Identity, PeerCertificate, Proof
+from shoal.agent.security.asked import Place
 from shoal.agent.security.jwt import Verifier, is_jwt
 from shoal.agent.security.needs import Need
-from shoal.agent.security.principals import BOOTSTRAP, Place, Security
+from shoal.agent.security.principals import BOOTSTRAP, Security
 from shoal.agent.security.quota import NO_QUOTAS, Quotas
 from shoal.agent.security.rules import Rule, allowed
 from shoal.agent.security.tokens import Token, TokenError, bearer_of_header, parse_token, same_hash

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
 from shoal.agent.security.access import ANONYMOUS, Proof
+from shoal.agent.security.asked import AskedBy, Place
 from shoal.agent.security.quota import NO_QUOTAS, Quotas, joined
 from shoal.agent.security.rules import ADMINISTER, Rule, RuleError, allowed, built_in_role, check_role_name
 
@@ -31,28 +32,13 @@ MAX_SECURITY_COST: Final = 8 << 20
 BOOTSTRAP: Final = "bootstrap"
 """The principal of the first token, which stands in the configuration of the agents."""
 PRINCIPAL_NAME: Final = re.compile(r"[a-zA-Z0-9._@+-]{1,128}")
-ASKED_CHARACTERS_MAX: Final = 256
 _PRINCIPAL_COST = 128  # beside its names: the fields of the document, and its version
 _TOKEN_COST = 160
 _NAME_COST = 3  # quotes and a comma
 
-Place = tuple[int, int]
-"""Epoch and offset of a command of the catalog's log; of no two the same."""
-
 
 class PrincipalError(ValueError):
     """A name or number of roles that cannot be. Its words say what can."""
-
-
-class AskedBy(NamedTuple):
-    """The asker of a change, for the audit. `address`: the other end of the connection. `at_ms`: wall clock
-    of the agent that was asked. `request`: the id of the request."""
-
-    principal: str
-    proof: str
-    address: str
-    at_ms: int
-    request: str
 
 
 class TokenEntry(NamedTuple):

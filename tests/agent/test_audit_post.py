@@ -20,8 +20,9 @@ from shoal.agent.peers.messages import PeerMessage, PeerMessageError
 from shoal.agent.peers.requests import PeerUnavailable
 from shoal.agent.process.clock import SystemClock
 from shoal.agent.security.access import Identity, Proof
+from shoal.agent.security.asked import AskedBy
 from shoal.agent.security.audit import AUDIT_TOPIC, AuditTrail, happening
-from shoal.agent.security.principals import AskedBy, PutRole
+from shoal.agent.security.principals import PutRole
 from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, make_token
 from shoal.agent.submission import Appended, Submission
 from shoal.errors import ShoalError

@@ -35,8 +35,8 @@ from shoal.agent.peers.frames import FrameType
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.process.errors import StartError
 from shoal.agent.receive import GroupKey
+from shoal.agent.security.asked import AskedBy
 from shoal.agent.security.principals import (
-    AskedBy,
     DeletePrincipal,
     DeleteRole,
     MakeToken,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shoal.agent.security.access import Identity, Proof
+from shoal.agent.security.asked import AskedBy
 from shoal.agent.security.audit import (
     ADDRESSES_MAX,
     BUFFERED_MAX,
@@ -23,7 +24,6 @@ from shoal.agent.security.audit import (
     told,
 )
 from shoal.agent.security.principals import (
-    AskedBy,
     DeletePrincipal,
     DeleteRole,
     MakeToken,

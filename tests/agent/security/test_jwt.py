@@ -29,6 +29,7 @@ from jwt_issuer import (
 
 from shoal.agent.security import jwt as subject
 from shoal.agent.security.access import ANONYMOUS, Identity, Proof
+from shoal.agent.security.asked import AskedBy
 from shoal.agent.security.judge import CLOCK_BACK_MAX_MS, Judge
 from shoal.agent.security.jwt import (
     CLOCK_DIFFERENCE_MS_MAX,
@@ -40,7 +41,7 @@ from shoal.agent.security.jwt import (
 )
 from shoal.agent.security.jwt_keys import ALGORITHMS, KEY_SET_BYTES_MAX, KEYS_MAX, KeySetError, keys_from
 from shoal.agent.security.needs import Action, ResourceKind, need
-from shoal.agent.security.principals import AskedBy, PutPrincipal, Security
+from shoal.agent.security.principals import PutPrincipal, Security
 from shoal.agent.security.rules import rules_from_texts
 from shoal.errors import ShoalError
 

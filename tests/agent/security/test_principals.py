@@ -8,6 +8,7 @@ import pytest
 
 from shoal.agent.security import principals as module
 from shoal.agent.security.access import ANONYMOUS
+from shoal.agent.security.asked import AskedBy, Place
 from shoal.agent.security.documents import (
     OPERATIONS,
     command_document,
@@ -19,11 +20,9 @@ from shoal.agent.security.needs import Action, ResourceKind, need
 from shoal.agent.security.principals import (
     BOOTSTRAP,
     ROLES_OF_ONE_MAX,
-    AskedBy,
     DeletePrincipal,
     DeleteRole,
     MakeToken,
-    Place,
     PrincipalError,
     PutPrincipal,
     PutRole,
