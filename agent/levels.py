@@ -202,6 +202,8 @@ ADDITIONS: tuple[Addition, ...] = (
             "role-delete": "ends a role that no principal has",
             "token-make": "makes a token of a principal, of which it has the hash",
             "token-revoke": "ends a token",
+            "session-key": "makes a key that seals the sessions of browsers",
+            "session-end": "ends the session of a browser",
         },
     ),
     *_additions(

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple, Protocol
 
 from shoal.agent.security.needs import Need
 from shoal.agent.security.quota import NO_QUOTAS, Quotas
+from shoal.errors import ShoalError
 
 ANONYMOUS: Final = "anonymous"
 """The principal of a request without credentials. It has no rules unless somebody grants it some."""
@@ -31,12 +32,13 @@ class Proof(StrEnum):
 
 class Identity(NamedTuple):
     """The asker. `expires_ms`: of the wall clock; None where the proof has no end. `roles`: beside those of
-    the principal, from a JWT."""
+    the principal, from a JWT. `session`: the id of a browser's session, which is no secret."""
 
     principal: str
     proof: Proof
     expires_ms: int | None = None
     roles: tuple[str, ...] = ()
+    session: str = ""
 
 
 class PeerCertificate(NamedTuple):
@@ -67,6 +69,11 @@ class Access(Protocol):
         credentials that are wrong, expired or revoked; without any the identity is ANONYMOUS."""
         ...
 
+    def begin_session(self, authorization: str, session_id: str, now_ms: int) -> tuple[str, Identity] | None:
+        """A sealed session of these credentials, and who has it: a secret. None where the cluster has no key
+        to seal it by yet. Raises ShoalError unauthenticated, bad-request, as identify."""
+        ...
+
     def may(self, identity: Identity, wanted: Need, resource: str) -> bool:
         """Whether its rules allow the action. `resource`: a topic's name, TOPIC/GROUP, or empty for the
         cluster."""
@@ -87,6 +94,9 @@ class OpenAccess:
         self, authorization: str | None, certificate: PeerCertificate | None, now_ms: int
     ) -> Identity:
         return Identity(ANONYMOUS, Proof.OPEN)
+
+    def begin_session(self, authorization: str, session_id: str, now_ms: int) -> tuple[str, Identity] | None:
+        raise ShoalError("bad-request", "this agent asks nobody for credentials: no session is needed")
 
     def may(self, identity: Identity, wanted: Need, resource: str) -> bool:
         return True

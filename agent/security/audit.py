@@ -26,6 +26,8 @@ from shoal.agent.security.principals import (
     RevokeToken,
     SecurityCommand,
 )
+from shoal.agent.security.session_state import EndSession, MakeSessionKey
+from shoal.agent.security.sessions import SESSION_PATTERN
 from shoal.agent.security.tokens import TOKEN_PATTERN
 from shoal.format.timestamps import format_time
 
@@ -49,8 +51,9 @@ LOGINS_MAX: Final = 4_096
 TEXT_CHARACTERS_MAX: Final = 256
 """Of one field: names of topics and groups have no more, and a path of a client may have any number."""
 OTHER_ADDRESSES: Final = "others"
-_TOKEN: Final = re.compile(TOKEN_PATTERN)
-_TOKEN_ID_END: Final = len("shoal_") + 8
+_SECRET: Final = re.compile(f"{TOKEN_PATTERN}|{SESSION_PATTERN}")
+_SECRET_NAME_END: Final = len("shoal_xxxxxxxx")
+"""Of a token: its id. Of a session: some of its key's."""
 
 LOGIN_PROOFS: Final = frozenset((Proof.TOKEN, Proof.JWT, Proof.SESSION, Proof.CERTIFICATE))
 Login: TypeAlias = bytes
@@ -180,11 +183,7 @@ class AuditTrail:
         return _json({**record, "address": address, "count": count})
 
     def _write(self, kind: str, event: Happening, now_ms: int) -> None:
-        fields = {
-            # A token in the path of a request is shown by its id.
-            name: _TOKEN.sub(lambda found: found[0][:_TOKEN_ID_END], value)[:TEXT_CHARACTERS_MAX]
-            for name, value in event._asdict().items()
-        }
+        fields = {name: shortened(value) for name, value in event._asdict().items()}
         self._append(_json({"time": _time(now_ms), "agent": self._agent, "kind": kind, **fields}))
 
     def _append(self, text: bytes, leaves_out: int = 0) -> None:
@@ -203,7 +202,7 @@ class AuditTrail:
 
 def shortened(text: str) -> str:
     """Without secrets: a token in the path of a request is shown by its id."""
-    return _TOKEN.sub(lambda found: found[0][:_TOKEN_ID_END], text)[:TEXT_CHARACTERS_MAX]
+    return _SECRET.sub(lambda found: found[0][:_SECRET_NAME_END], text)[:TEXT_CHARACTERS_MAX]
 
 
 def login_of(authorization: str | None, certificate: str | None) -> Login | None:
@@ -255,6 +254,10 @@ def told(command: SecurityCommand) -> tuple[str, str]:
             return "makeToken", f"token:{token_id} of principal:{principal}"
         case RevokeToken(id=token_id):
             return "revokeToken", f"token:{token_id}"
+        case MakeSessionKey(id=key_id):
+            return "makeSessionKey", f"session-key:{key_id}"
+        case EndSession(id=session_id, principal=principal):
+            return "endSession", f"session:{session_id} of principal:{principal}"
 
 
 def _time(now_ms: int) -> str:

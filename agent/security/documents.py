@@ -1,8 +1,8 @@
 """The security state and its commands as JSON, in the catalog's log and in its copies.
 
 Law of this file: pure. Each document is read as it was written; anything else raises ValueError, and nothing
-else. Nothing of a token stands here but its hash. `quotas` stands where there are some: level 6 has them from
-its beginning, and a document without them has none.
+else. Nothing of a token stands here but its hash. The keys of sessions do stand here. `quotas` and `sessions`
+stand where there are some: level 6 has them from its beginning, and a document without them has none.
 """
 
 from __future__ import annotations
@@ -27,6 +27,15 @@ from shoal.agent.security.principals import (
 )
 from shoal.agent.security.quota import NO_QUOTAS, Quotas, quotas_from
 from shoal.agent.security.rules import Rule, check_role_name, rules_from_texts
+from shoal.agent.security.session_state import (
+    EndSession,
+    MakeSessionKey,
+    Sessions,
+    command_fields,
+    end_command_from,
+    key_command_from,
+    sessions_from,
+)
 from shoal.agent.security.tokens import TOKEN_ID, hash_from_text
 
 MAX_NUMBER: Final = 1 << 63
@@ -39,6 +48,8 @@ OPERATIONS: Final[dict[type[Any], str]] = {
     DeleteRole: "role-delete",
     MakeToken: "token-make",
     RevokeToken: "token-revoke",
+    MakeSessionKey: "session-key",
+    EndSession: "session-end",
 }
 """The names under `op` by type of command; levels.py has them too."""
 
@@ -60,6 +71,8 @@ def command_document(command: SecurityCommand) -> dict[str, Any]:
             document |= {"name": principal, **hashed}
         case RevokeToken(token_id):
             document |= {"id": token_id}
+        case MakeSessionKey() | EndSession():
+            document |= command_fields(command)
     return document
 
 
@@ -87,6 +100,10 @@ def command_from(operation: str, document: Mapping[str, Any]) -> SecurityCommand
             return MakeToken(name, _token_id(document.get("id")), token_hash, expires_ms, by)
         case "token-revoke":
             return RevokeToken(_token_id(document.get("id")), by)
+        case "session-key":
+            return key_command_from(document, by)
+        case "session-end":
+            return end_command_from(document, by)
     raise ValueError("an unknown change of the security state")
 
 
@@ -118,6 +135,7 @@ def state_document(state: Security) -> dict[str, Any]:
             }
             for _, entry in sorted(state.principals.items())
         ],
+        **({} if state.sessions == Sessions() else {"sessions": state.sessions.document()}),
     }
 
 
@@ -140,7 +158,10 @@ def state_from(value: Any) -> Security:
         )
         for item in map(_mapping, _list(document, "principals"))
     ]
-    return Security.of(principals, roles, _place(document.get("changed")), is_settled=is_settled)
+    state = Security.of(principals, roles, _place(document.get("changed")), is_settled=is_settled)
+    if "sessions" in document:
+        state.sessions = sessions_from(document["sessions"])
+    return state
 
 
 def _grants(document: Mapping[str, Any]) -> tuple[str, tuple[str, ...], tuple[Rule, ...]]:

@@ -22,10 +22,22 @@ from shoal.agent.security.needs import Need
 from shoal.agent.security.principals import BOOTSTRAP, Security
 from shoal.agent.security.quota import NO_QUOTAS, Quotas
 from shoal.agent.security.rules import Rule, allowed
+from shoal.agent.security.session_state import SESSION_LIFETIME_MS
+from shoal.agent.security.sessions import (
+    SESSION_SCHEME,
+    BrowserSession,
+    SessionError,
+    Source,
+    SourceKind,
+    key_id_of,
+    open_session,
+    seal,
+)
 from shoal.agent.security.tokens import Token, TokenError, bearer_of_header, parse_token, same_hash
 from shoal.errors import ShoalError
 
 CLOCK_BACK_MAX_MS: Final = 3_600_000
+FIRST_NAME_BYTES: Final = 16
 REMEMBERED_MAX: Final = 4_096
 """Identities whose rules are remembered. When full they are forgotten, not searched."""
 
@@ -85,12 +97,12 @@ class Judge:
         if authorization is not None:
             if not 0 <= self._latest_ms - now_ms <= CLOCK_BACK_MAX_MS:
                 self._latest_ms = now_ms
+            if authorization.startswith(SESSION_SCHEME):
+                return self._session(authorization.removeprefix(SESSION_SCHEME), self._latest_ms)
             try:
                 text = bearer_of_header(authorization)
                 if is_jwt(text):
-                    if self._jwts is None:
-                        raise ShoalError("unauthenticated", "this agent takes no JWTs: it has no jwt_issuer")
-                    return self._jwts.identify(text, self._latest_ms)
+                    return self._verifier().identify(text, self._latest_ms)
                 token = parse_token(text)
             except TokenError as error:
                 raise ShoalError("unauthenticated", str(error)) from None
@@ -98,6 +110,78 @@ class Judge:
         if certificate is None:
             return Identity(ANONYMOUS, Proof.NONE)
         return Identity(certificate.name, Proof.AGENT if certificate.is_agent else Proof.CERTIFICATE)
+
+    def _verifier(self) -> Verifier:
+        if self._jwts is None:
+            raise ShoalError("unauthenticated", "this agent takes no JWTs: it has no jwt_issuer")
+        return self._jwts
+
+    def begin_session(self, authorization: str, session_id: str, now_ms: int) -> tuple[str, Identity] | None:
+        """Of a token or a JWT. Raises ShoalError unauthenticated, not-ready; bad-request for a session that
+        no cookie holds."""
+        identity, state = self.identify(authorization, None, now_ms), self._state()
+        if identity.session:
+            raise ShoalError("unauthenticated", "a session is made of a token or a JWT, not of a session")
+        if state is None:
+            raise _not_ready()
+        key = state.sessions.sealing_key(self._latest_ms)
+        if key is None:
+            return None
+        text = bearer_of_header(authorization)
+        if identity.proof is Proof.JWT:
+            source = Source(SourceKind.JWT, self._verifier().key_name_of(text))
+        elif identity.principal == BOOTSTRAP:
+            source = Source(SourceKind.FIRST, self._first_name())
+        else:
+            source = Source(SourceKind.TOKEN, parse_token(text).id)
+        ends_ms = self._latest_ms + SESSION_LIFETIME_MS
+        expires_ms = ends_ms if identity.expires_ms is None else min(ends_ms, identity.expires_ms)
+        session = BrowserSession(
+            session_id, identity.principal, source, identity.roles, state.changed, expires_ms
+        )
+        try:
+            return seal(session, key), _identity_of(session)
+        except SessionError as error:
+            raise ShoalError("bad-request", str(error)) from None
+
+    def _session(self, text: str, now_ms: int) -> Identity:
+        """Raises ShoalError unauthenticated, which says why the session is none any more; not-ready."""
+        state = self._state()
+        if state is None:
+            raise _not_ready()
+        try:
+            key = state.sessions.key(key_id_of(text))
+            if key is None:
+                raise SessionError("the session has ended, or is of another cluster: log in again")
+            session = open_session(text, key)
+        except SessionError as error:
+            raise ShoalError("unauthenticated", str(error)) from None
+        if now_ms >= session.expires_ms:
+            raise ShoalError("unauthenticated", "the session has expired: log in again")
+        if state.sessions.has_ended(session.id, session.principal, session.made_at):
+            raise ShoalError("unauthenticated", "the session was ended: log in again")
+        if not self._still_counts(session, state, now_ms):
+            raise ShoalError(
+                "unauthenticated",
+                "the session has ended with the credential that it was made of: log in again",
+            )
+        return _identity_of(session)
+
+    def _still_counts(self, session: BrowserSession, state: Security, now_ms: int) -> bool:
+        """Whether the credential that it was made of does."""
+        match session.source.kind:
+            case SourceKind.TOKEN:
+                token = state.token_of(session.principal, session.source.name)
+                return token is not None and token.is_live(now_ms)
+            case SourceKind.FIRST:
+                return session.source.name == self._first_name() and self._first_counts(state)
+            case SourceKind.JWT:
+                return self._jwts is not None and self._jwts.has_key(session.source.name)
+
+    def _first_name(self) -> str:
+        """Of the first token, without showing it."""
+        first = b"" if self._first_token is None else self._first_token
+        return first[:FIRST_NAME_BYTES].hex()
 
     def _bearer(self, token: Token, now_ms: int) -> Identity:
         state, token_hash = self._state(), token.hash()
@@ -134,7 +218,7 @@ class Judge:
         the first token may, until there is an administrator."""
         if identity.proof in (Proof.AGENT, Proof.OPEN):
             return True
-        if identity.principal == BOOTSTRAP and identity.proof is Proof.TOKEN:
+        if identity.principal == BOOTSTRAP and identity.proof in (Proof.TOKEN, Proof.SESSION):
             return self._first_counts(self._state())
         return allowed(self._rules_of(identity), wanted, resource)
 
@@ -168,6 +252,10 @@ class Judge:
                 self._rules.clear()
             self._rules[key] = rules
         return rules
+
+
+def _identity_of(session: BrowserSession) -> Identity:
+    return Identity(session.principal, Proof.SESSION, session.expires_ms, session.roles, session.id)
 
 
 def _not_ready() -> ShoalError:

@@ -12,6 +12,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from shoal.agent.security.access import ANONYMOUS, Identity, Proof
@@ -33,6 +34,7 @@ CLOCK_DIFFERENCE_MS_MAX: Final = 60_000
 """The issuer's clock may be so far ahead. An expiry has no grace."""
 TYPES: Final = frozenset(("jwt", "at+jwt", "application/at+jwt"))
 """Of `typ`, where it stands: others are for other ends, such as a logout, though the same keys sign them."""
+KEY_NAME_BYTES: Final = 16
 REMEMBERED_MAX: Final = 4_096
 """Verified tokens. When full they are forgotten, not searched."""
 _BASE64URL: Final = r"((?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-][AQgw]|[A-Za-z0-9_-]{2}[AEIMQUYcgkosw048])?)"
@@ -58,6 +60,12 @@ class Issuer(NamedTuple):
     audience: str
     principal_claim: str = "sub"
     roles_claim: str | None = None
+
+
+def key_name(key: IssuerKey, issuer: Issuer) -> str:
+    """Of a key and the settings that it is believed by: sessions of its JWTs end with either."""
+    settings = "\0".join((issuer.name, issuer.audience, issuer.principal_claim, issuer.roles_claim or ""))
+    return blake2b(settings.encode() + b"\0" + key.der, digest_size=KEY_NAME_BYTES).hexdigest()
 
 
 def is_jwt(text: str) -> bool:
@@ -204,6 +212,7 @@ class Verifier:
     def __init__(self, issuer: Issuer) -> None:
         self._issuer = issuer
         self._keys: KeySet | None = None
+        self._names: frozenset[str] = frozenset()
         self._known: dict[bytes, Identity] = {}
         self.version = 0
         """Another number with other keys: all that was verified before is void."""
@@ -222,13 +231,14 @@ class Verifier:
     def use(self, keys: KeySet) -> None:
         """From now on these."""
         self._keys = keys
+        self._names = frozenset(key_name(key, self._issuer) for key in keys.all())
         self._known.clear()
         self.version += 1
 
     def identify(self, text: str, now_ms: int) -> Identity:
         """Raises ShoalError unauthenticated; not-ready while keys are looked for that may be the token's."""
         if self._keys is None:
-            raise ShoalError("not-ready", "this agent has no keys of the issuer of JWTs yet: ask again")
+            raise _no_keys()
         token_hash = hashlib.sha256(text.encode()).digest()
         known = self._known.get(token_hash)
         if known is not None and known.expires_ms is not None and now_ms < known.expires_ms:
@@ -246,3 +256,18 @@ class Verifier:
             self._known.clear()
         self._known[token_hash] = identity
         return identity
+
+    def key_name_of(self, text: str) -> str:
+        """The name of the key of a JWT that identify() has taken."""
+        assert self._keys is not None
+        return key_name(_key_of(text, self._keys)[0], self._issuer)
+
+    def has_key(self, name: str) -> bool:
+        """Whether JWTs of that key are still taken. Raises ShoalError not-ready before any keys are known."""
+        if self._keys is None:
+            raise _no_keys()
+        return name in self._names
+
+
+def _no_keys() -> ShoalError:
+    return ShoalError("not-ready", "this agent has no keys of the issuer of JWTs yet: ask again")

@@ -78,6 +78,10 @@ class KeySet:
     def _identities(self) -> frozenset[tuple[str | None, frozenset[str], bytes]]:
         return frozenset((key.key_id, key.algorithms, key.der) for key in self._keys)
 
+    def all(self) -> tuple[IssuerKey, ...]:
+        """As the issuer lists them."""
+        return self._keys
+
     def knows(self, key_id: str) -> bool:
         """Whether a key has this id, of whichever family."""
         return any(key.key_id == key_id for key in self._keys)

@@ -21,6 +21,7 @@ from shoal.agent.security.access import ANONYMOUS, Proof
 from shoal.agent.security.asked import AskedBy, Place
 from shoal.agent.security.quota import NO_QUOTAS, Quotas, joined
 from shoal.agent.security.rules import ADMINISTER, Rule, RuleError, allowed, built_in_role, check_role_name
+from shoal.agent.security.session_state import EndSession, MakeSessionKey, Sessions
 
 PRINCIPALS_MAX: Final = 10_000
 ROLES_MAX: Final = 1_000
@@ -164,7 +165,16 @@ class RevokeToken:
     by: AskedBy
 
 
-SecurityCommand = PutPrincipal | DeletePrincipal | PutRole | DeleteRole | MakeToken | RevokeToken
+SecurityCommand = (
+    PutPrincipal
+    | DeletePrincipal
+    | PutRole
+    | DeleteRole
+    | MakeToken
+    | RevokeToken
+    | MakeSessionKey
+    | EndSession
+)
 SecurityOutcome = Literal[
     "done",
     "name-taken",
@@ -179,6 +189,7 @@ SecurityOutcome = Literal[
     "too-many-tokens",
     "last-administrator",
     "full",
+    "session-ended",
 ]
 
 
@@ -210,6 +221,8 @@ class Security:
     is_settled: bool = False
     changed: Place = (0, 0)
     cost: int = 0
+    """Of principals and roles."""
+    sessions: Sessions = field(default_factory=Sessions)
     _by_hash: dict[bytes, tuple[str, TokenEntry]] = field(default_factory=dict)
     _by_id: dict[str, str] = field(default_factory=dict)
     """Principals of the tokens."""
@@ -222,6 +235,11 @@ class Security:
     def token(self, token_hash: bytes) -> tuple[str, TokenEntry] | None:
         """Its principal, and the token; expired or not."""
         return self._by_hash.get(token_hash)
+
+    def token_of(self, principal: str, token_id: str) -> TokenEntry | None:
+        """By its id; expired or not."""
+        entry = self.principals.get(principal)
+        return None if entry is None else next((one for one in entry.tokens if one.id == token_id), None)
 
     def owner(self, token_id: str) -> str | None:
         """The principal of a token."""
@@ -271,6 +289,8 @@ class Security:
                 outcome = self._make_token(command)
             case RevokeToken(token_id, by):
                 outcome = self._revoke(token_id, by)
+            case MakeSessionKey() | EndSession():
+                outcome = self.sessions.apply(command, place)
         if outcome == "done":
             self.changed = place
             by, names = command.by, self._administrators
@@ -444,6 +464,7 @@ class Security:
         roles = sum(role.cost() for role in self.roles.values())
         assert self.cost == roles + sum(entry.cost() for entry in self.principals.values())
         assert self.cost <= MAX_SECURITY_COST
+        self.sessions.check_invariants()
 
 
 def _differs(former: Principal | RoleEntry | None, before: Place | None) -> SecurityOutcome | None:

@@ -22,17 +22,7 @@ from typing import Literal, NamedTuple
 from shoal.agent.durable.catalog_version import CatalogVersion
 from shoal.agent.levels import FIRST_LEVEL, Level
 from shoal.agent.security.documents import state_document, state_from
-from shoal.agent.security.principals import (
-    DeletePrincipal,
-    DeleteRole,
-    MakeToken,
-    PutPrincipal,
-    PutRole,
-    RevokeToken,
-    Security,
-    SecurityCommand,
-    SecurityOutcome,
-)
+from shoal.agent.security.principals import Security, SecurityCommand, SecurityOutcome
 from shoal.agent.topics.entries import (
     CatalogError,
     PartitionBirth,
@@ -244,6 +234,8 @@ class Catalog:
             return "already-applied"
         assert offset == self.offset, f"catalog at version {self.version} was given offset {offset}"
         self.offset += 1
+        if isinstance(command, SecurityCommand):
+            return self.security.apply(command, (self.epoch, offset))
         match command:
             case CreateTopic(entry):
                 return self._create(entry)
@@ -265,8 +257,6 @@ class Catalog:
                 return self._raise_level(level)
             case CreateGroup() | ChangeGroup() | DeleteGroup():
                 return self._change_groups(command, offset)
-            case PutPrincipal() | DeletePrincipal() | PutRole() | DeleteRole() | MakeToken() | RevokeToken():
-                return self.security.apply(command, (self.epoch, offset))
             case BeginEpoch():
                 return "already-applied"
 

@@ -12,14 +12,7 @@ from shoal.agent.interface import MAX_PARTITIONS
 from shoal.agent.levels import AdditionKind, Level, level_in, level_of
 from shoal.agent.security.documents import OPERATIONS as SECURITY_OPERATIONS
 from shoal.agent.security.documents import command_document, command_from
-from shoal.agent.security.principals import (
-    DeletePrincipal,
-    DeleteRole,
-    MakeToken,
-    PutPrincipal,
-    PutRole,
-    RevokeToken,
-)
+from shoal.agent.security.principals import SecurityCommand
 from shoal.agent.topics.catalog import (
     AlterTopic,
     BeginEpoch,
@@ -143,8 +136,8 @@ def encode_command(command: Command) -> bytes:
             document |= {"id": topic_id.hex(), "key": key.hex(), **settings_of_both}
         case DeleteGroup(topic_id, key):
             document |= {"id": topic_id.hex(), "key": key.hex()}
-        case PutPrincipal() | DeletePrincipal() | PutRole() | DeleteRole() | MakeToken() | RevokeToken():
-            document |= command_document(command)
+    if isinstance(command, SecurityCommand):
+        document |= command_document(command)
     return json.dumps(document, separators=(",", ":")).encode()
 
 

@@ -44,6 +44,7 @@ from shoal.agent.security.principals import (
     PutRole,
     RevokeToken,
 )
+from shoal.agent.security.session_state import EndSession, MakeSessionKey
 from shoal.agent.topics.catalog import (
     AlterTopic,
     BeginEpoch,
@@ -99,6 +100,8 @@ def commands() -> Iterator[Command]:
     yield DeleteRole("clerk", (0, 1), by)
     yield MakeToken("bob", "a" * 8, bytes(32), None, by)
     yield RevokeToken("a" * 8, by)
+    yield MakeSessionKey("a" * 8, bytes(32), None, by)
+    yield EndSession("a" * 16, "bob", 1, by)
 
 
 def listed(kind: AdditionKind) -> set[str]:

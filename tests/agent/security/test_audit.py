@@ -32,6 +32,7 @@ from shoal.agent.security.principals import (
     RevokeToken,
     SecurityCommand,
 )
+from shoal.agent.security.session_state import EndSession, MakeSessionKey
 from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, make_token
 
 NOW_MS = 1_764_300_000_000
@@ -156,6 +157,8 @@ COMMANDS: tuple[tuple[SecurityCommand, str, str], ...] = (
     (DeleteRole("clerk", (1, 2), BY), "deleteRole", "role:clerk"),
     (MakeToken("bob", TOKEN.id, TOKEN.hash(), None, BY), "makeToken", f"token:{TOKEN.id} of principal:bob"),
     (RevokeToken(TOKEN.id, BY), "revokeToken", f"token:{TOKEN.id}"),
+    (MakeSessionKey("a" * 8, b"k" * 32, None, BY), "makeSessionKey", "session-key:aaaaaaaa"),
+    (EndSession("b" * 16, "bob", 5, BY), "endSession", f"session:{'b' * 16} of principal:bob"),
 )
 
 

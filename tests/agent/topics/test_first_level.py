@@ -140,7 +140,8 @@ def test_every_command_of_the_first_level_is_held_against_its_bytes() -> None:
     assert all(level_of_command(command) == FIRST_LEVEL for command, _ in COMMANDS)
     above = {
         "AlterTopic", "RaiseLevel", "CreateGroup", "ChangeGroup", "DeleteGroup", "PutPrincipal",
-        "DeletePrincipal", "PutRole", "DeleteRole", "MakeToken", "RevokeToken",
+        "DeletePrincipal", "PutRole", "DeleteRole", "MakeToken", "RevokeToken", "MakeSessionKey",
+        "EndSession",
     }  # fmt: skip
     assert {kind.__name__ for kind in OPERATIONS.keys() - tried} == above
 

@@ -33,6 +33,7 @@ from shoal.agent.security.principals import (
     SecurityCommand,
 )
 from shoal.agent.security.rules import allowed, rules_from_texts
+from shoal.agent.security.session_state import EndSession, MakeSessionKey
 from shoal.agent.topics import catalog as catalog_module
 from shoal.agent.topics.catalog import BeginEpoch, Catalog, Command, CreateTopic, RaiseLevel
 from shoal.agent.topics.catalog_codec import decode_command, encode_command, level_of_command
@@ -61,6 +62,7 @@ def commands_of(state: Security, rng: random.Random, at_ms: int) -> SecurityComm
     if rng.random() < 0.1:
         version, its_version = its_version, version
     number = rng.randrange(8)
+    newest = state.sessions.keys[0].id if state.sessions.keys and rng.random() < 0.9 else None
     expires_ms = None if rng.random() < 0.5 else at_ms + rng.randrange(500)
     made: tuple[SecurityCommand, ...] = (
         PutPrincipal(name, version, roles, rules, by),
@@ -69,6 +71,8 @@ def commands_of(state: Security, rng: random.Random, at_ms: int) -> SecurityComm
         DeleteRole(role, its_version or (0, 0), by),
         MakeToken(name, "abcdefg" + "abcdefgh"[number], bytes([number]) * 32, expires_ms, by),
         RevokeToken("abcdefg" + "abcdefgh"[number], by),
+        MakeSessionKey("key" + "abcdefgh"[number] * 5, bytes([number]) * 32, newest, by),
+        EndSession("abcdefgh"[number] * 16, name, at_ms + rng.randrange(500), by),
     )
     return rng.choice((*made, made[0], made[2], made[4], made[5]))
 
@@ -80,7 +84,11 @@ def verdicts(catalog: Catalog, now_ms: int) -> list[object]:
     for number in range(8):
         known = state.token(bytes([number]) * 32)
         found.append(None if known is None else (known[0], known[1].is_live(now_ms)))
+    found.append([key.secret for key in state.sessions.keys])
     for name in NAMES:
+        ids = ("a" * 16, "b" * 16, "c" * 16)
+        places = ((0, 0), state.changed)
+        found.append([state.sessions.has_ended(one, name, place) for one in ids for place in places])
         rules = state.rules_of(name)
         for kind, actions in ACTIONS.items():
             found.append(
@@ -176,6 +184,19 @@ def judge_by_the_own_clock() -> list[tuple[object, str, object]]:
     return [(principals_module.TokenEntry, "is_live", lambda *_: next(clock) % 3 > 0)]
 
 
+def lose_ended_sessions() -> list[tuple[object, str, object]]:
+    """A copy of the state has the keys of sessions, and not which were ended."""
+    written = catalog_module.state_document
+
+    def mutated(state: Security) -> dict[str, object]:
+        document = written(state)
+        if "sessions" in document:
+            document["sessions"] = {**document["sessions"], "ended": {}}
+        return document
+
+    return [(catalog_module, "state_document", mutated)]
+
+
 def forget_versions() -> list[tuple[object, str, object]]:
     """Roles come back from a copy as if they had never been changed."""
     written = catalog_module.state_from
@@ -189,7 +210,8 @@ def forget_versions() -> list[tuple[object, str, object]]:
 
 
 @pytest.mark.parametrize(
-    "mutant", [lose_revocations, lose_the_settling, judge_by_the_own_clock, forget_versions]
+    "mutant",
+    [lose_revocations, lose_the_settling, lose_ended_sessions, judge_by_the_own_clock, forget_versions],
 )
 def test_faults_are_found(
     mutant: Callable[[], list[tuple[object, str, object]]], monkeypatch: pytest.MonkeyPatch
