@@ -34,7 +34,7 @@ from shoal.agent.receive import (
     StoppedAction,
     Wanted,
 )
-from shoal.agent.security.asked import AskedBy
+from shoal.agent.security.access import AskedBy
 from shoal.agent.submission import Acks, Answer, Appended, Submission
 from shoal.agent.table import (
     MAX_SCAN_BYTES,

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Final, NamedTuple, TypeAlias
 
-from shoal.agent.security.access import Identity, Proof
-from shoal.agent.security.asked import AskedBy, Place
+from shoal.agent.security.access import AskedBy, Identity, Place, Proof
 from shoal.agent.security.principals import (
     DeletePrincipal,
     DeleteRole,

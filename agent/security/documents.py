@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from shoal.agent.security.asked import ASKED_CHARACTERS_MAX, AskedBy, Place
+from shoal.agent.security.access import ASKED_CHARACTERS_MAX, AskedBy, Place
 from shoal.agent.security.principals import (
     DeletePrincipal,
     DeleteRole,

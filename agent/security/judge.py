@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from shoal.agent.security.access import ANONYMOUS, Identity, PeerCertificate, Proof
-from shoal.agent.security.asked import Place
+from shoal.agent.security.access import ANONYMOUS, Identity, PeerCertificate, Place, Proof
 from shoal.agent.security.jwt import Verifier, is_jwt
 from shoal.agent.security.needs import Need
 from shoal.agent.security.principals import BOOTSTRAP, Security

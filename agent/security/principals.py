@@ -17,8 +17,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
-from shoal.agent.security.access import ANONYMOUS, Proof
-from shoal.agent.security.asked import AskedBy, Place
+from shoal.agent.security.access import ANONYMOUS, AskedBy, Place, Proof
 from shoal.agent.security.quota import NO_QUOTAS, Quotas, joined
 from shoal.agent.security.rules import ADMINISTER, Rule, RuleError, allowed, built_in_role, check_role_name
 from shoal.agent.security.session_state import EndSession, MakeSessionKey, Sessions

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
-from shoal.agent.security.asked import AskedBy, Place
+from shoal.agent.security.access import AskedBy, Place
 
 KEY_ID: Final = re.compile(r"[a-z2-7]{8}")
 KEY_ID_BYTES: Final = 5

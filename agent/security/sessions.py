@@ -19,7 +19,7 @@ import re
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from shoal.agent.security.asked import Place
+from shoal.agent.security.access import Place
 from shoal.agent.security.principals import PRINCIPAL_NAME, ROLES_OF_ONE_MAX
 from shoal.agent.security.rules import ROLE_CHARACTERS_MAX
 from shoal.agent.security.session_state import SESSION_ID, SessionKey

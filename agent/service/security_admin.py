@@ -10,8 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from shoal.agent.security.access import ANONYMOUS
-from shoal.agent.security.asked import AskedBy, Place
+from shoal.agent.security.access import ANONYMOUS, AskedBy, Place
 from shoal.agent.security.principals import (
     PRINCIPALS_MAX,
     ROLES_MAX,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.agent.interface import Json
 from shoal.agent.levels import Level
 from shoal.agent.process.clock import SystemClock
-from shoal.agent.security.asked import AskedBy
+from shoal.agent.security.access import AskedBy
 from shoal.agent.service.security_admin import SecurityAdmin
 from shoal.agent.topics.catalog import Catalog, Command
 from shoal.agent.topics.catalog_service import Applied

@@ -19,8 +19,7 @@ from shoal.agent.partition.state.idempotence import ProducerTable
 from shoal.agent.peers.messages import PeerMessage, PeerMessageError
 from shoal.agent.peers.requests import PeerUnavailable
 from shoal.agent.process.clock import SystemClock
-from shoal.agent.security.access import Identity, Proof
-from shoal.agent.security.asked import AskedBy
+from shoal.agent.security.access import AskedBy, Identity, Proof
 from shoal.agent.security.audit import AUDIT_TOPIC, AuditTrail, happening
 from shoal.agent.security.principals import PutRole
 from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, make_token

@@ -35,7 +35,7 @@ from shoal.agent.peers.frames import FrameType
 from shoal.agent.peers.messages import PeerMessage
 from shoal.agent.process.errors import StartError
 from shoal.agent.receive import GroupKey
-from shoal.agent.security.asked import AskedBy
+from shoal.agent.security.access import AskedBy
 from shoal.agent.security.principals import (
     DeletePrincipal,
     DeleteRole,

@@ -17,7 +17,7 @@ from shoal.agent.http.core.leader import at_leader, catalog_of
 from shoal.agent.http.core.parameters import invalid
 from shoal.agent.http.core.problems import json_response
 from shoal.agent.interface import Json, Leader
-from shoal.agent.security.asked import ASKED_CHARACTERS_MAX, AskedBy
+from shoal.agent.security.access import ASKED_CHARACTERS_MAX, AskedBy
 
 ADDRESS_CHARACTERS_MAX = 64
 """Of a client's address, as an agent that passes a request on tells it."""

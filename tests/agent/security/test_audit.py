@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.agent.security.access import Identity, Proof
-from shoal.agent.security.asked import AskedBy
+from shoal.agent.security.access import AskedBy, Identity, Proof
 from shoal.agent.security.audit import (
     ADDRESSES_MAX,
     BUFFERED_MAX,

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.security.access import ANONYMOUS, Access, Identity, PeerCertificate, Proof
-from shoal.agent.security.asked import AskedBy
+from shoal.agent.security.access import ANONYMOUS, Access, AskedBy, Identity, PeerCertificate, Proof
 from shoal.agent.security.judge import CLOCK_BACK_MAX_MS, REMEMBERED_MAX, Judge
 from shoal.agent.security.needs import ACTIONS, Action, Need, ResourceKind, need
 from shoal.agent.security.principals import (

@@ -28,8 +28,7 @@ from jwt_issuer import (
 )
 
 from shoal.agent.security import jwt as subject
-from shoal.agent.security.access import ANONYMOUS, Identity, Proof
-from shoal.agent.security.asked import AskedBy
+from shoal.agent.security.access import ANONYMOUS, AskedBy, Identity, Proof
 from shoal.agent.security.judge import CLOCK_BACK_MAX_MS, Judge
 from shoal.agent.security.jwt import (
     CLOCK_DIFFERENCE_MS_MAX,

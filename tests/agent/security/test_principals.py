@@ -7,8 +7,7 @@ import json
 import pytest
 
 from shoal.agent.security import principals as module
-from shoal.agent.security.access import ANONYMOUS
-from shoal.agent.security.asked import AskedBy, Place
+from shoal.agent.security.access import ANONYMOUS, AskedBy, Place
 from shoal.agent.security.documents import (
     OPERATIONS,
     command_document,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.security.asked import AskedBy
+from shoal.agent.security.access import AskedBy
 from shoal.agent.security.documents import command_document, command_from, state_document, state_from
 from shoal.agent.security.principals import PutPrincipal, PutRole, Security
 from shoal.agent.security.quota import (

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from jwt_issuer import ISSUER, NOW_MS, claims, key_set, signed
 
 from shoal.agent.security import session_state
-from shoal.agent.security.access import Identity, OpenAccess, Proof
-from shoal.agent.security.asked import AskedBy, Place
+from shoal.agent.security.access import AskedBy, Identity, OpenAccess, Place, Proof
 from shoal.agent.security.documents import (
     OPERATIONS,
     command_document,

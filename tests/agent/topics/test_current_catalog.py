@@ -10,7 +10,7 @@ from waiting import until
 
 from shoal.agent.partition.status import ServingState
 from shoal.agent.peers.messages import PeerMessage
-from shoal.agent.security.asked import AskedBy
+from shoal.agent.security.access import AskedBy
 from shoal.agent.security.principals import PutPrincipal
 from shoal.agent.topics import catalog_service
 from shoal.agent.topics.catalog import Catalog, CreateTopic

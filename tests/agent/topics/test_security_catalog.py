@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from shoal.agent.levels import Level
 from shoal.agent.security import principals as principals_module
-from shoal.agent.security.access import ANONYMOUS
-from shoal.agent.security.asked import AskedBy, Place
+from shoal.agent.security.access import ANONYMOUS, AskedBy, Place
 from shoal.agent.security.documents import OPERATIONS
 from shoal.agent.security.needs import ACTIONS, Need
 from shoal.agent.security.principals import (
