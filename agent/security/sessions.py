@@ -2,8 +2,8 @@
 
 Law of this file: pure. The key, the id and the time are arguments. A sealed session is
 `shoals_KEY.PAYLOAD.SEAL`: KEY names one of the cluster's keys, PAYLOAD is the session as JSON in base64url,
-and SEAL is its HMAC-SHA-256 (RFC 2104). Nothing of a payload is read before its seal is right. Whoever holds
-a sealed session is its principal, so no repr, error or log shows one.
+and SEAL is its HMAC-SHA-256 (RFC 2104). Nothing of a payload is read before its seal is right. Its holder is
+taken for its principal, so no repr, error or log shows one.
 
 A session holds no longer than the credential that it was made of. It names its source: the token by its id,
 the first token by its hash, or the key of the JWT. The judge looks at each request whether that still counts.
