@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from shoal.agent.http.admin import events, keys, level, members, operate, principals, topics, trim
+from shoal.agent.http.admin import events, keys, level, members, operate, principals, sessions, topics, trim
 from shoal.agent.http.admission.guard import GUARD, IN_THE_OPEN, over_tls
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.admission.origin import HostPolicy
@@ -64,7 +64,7 @@ GOODBYE_LOOKS = 20
 BACKLOG = 128
 PARTS = (
     produce, read, merged, receive, acts, wait, group_operate, redrive, table_read, table_row,
-    topics, offsets, trim, members, level, principals, events, keys, operate,
+    topics, offsets, trim, members, level, principals, sessions, events, keys, operate,
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from shoal.agent.http.api import security_operations
 from shoal.agent.http.api.operation import REST, Operation
+from shoal.agent.http.api.session_operations import MAKE_SESSION
 from shoal.agent.http.core.doorkeeper import Doorkeeper, wall_ms
 from shoal.agent.http.core.forward import AUTHORIZATION, FORWARDED_BY
 from shoal.agent.security.access import ANONYMOUS, Identity, PeerCertificate, Proof
@@ -63,7 +64,9 @@ class Witness:
         """The answer, told where it belongs into the audit. Raises as it does."""
         if certificate is not None and certificate.is_agent and FORWARDED_BY in request.headers:
             return await answer
-        self._note_login(request, operation, arguments, certificate)
+        logs_in = operation is MAKE_SESSION
+        if not logs_in:
+            self._note_login(request, operation, arguments, certificate)
         outcome = UNKNOWN
         try:
             response = await answer
@@ -73,6 +76,8 @@ class Witness:
             outcome = error.code
             raise
         finally:
+            if logs_in and outcome == DONE:
+                self._note_login(request, operation, arguments, certificate)
             is_told = is_change(operation) and not (outcome == DONE and operation.name in COMMANDED)
             if is_told or outcome in REFUSALS:
                 self._note(request, operation, arguments, certificate, outcome)
@@ -85,7 +90,7 @@ class Witness:
         certificate: PeerCertificate | None,
         outcome: str,
     ) -> None:
-        identity = self._identity(request, certificate)
+        identity = self._identity(request, certificate, operation)
         thing = thing_of(operation, arguments)
         event = happening(identity, request.remote or "", operation.name, thing, outcome)
         now_ms = int(wall_ms())
@@ -103,19 +108,25 @@ class Witness:
     ) -> None:
         now_ms = int(wall_ms())
         name = None if certificate is None or certificate.is_agent else certificate.name
-        login = login_of(request.headers.get(AUTHORIZATION), name)
-        if login is None or self._trail.knows_login(login, now_ms):
+        logs_in = operation is MAKE_SESSION  # which is told each time, and has no session yet
+        shown = request.headers.get(AUTHORIZATION) if logs_in else self._doorkeeper.presented(request.headers)
+        login = login_of(shown, name)
+        if login is None or (self._trail.knows_login(login, now_ms) and not logs_in):
             return
-        identity = self._identity(request, certificate)
+        identity = self._identity(request, certificate, operation)
         if identity.proof in LOGIN_PROOFS:
             thing = thing_of(operation, arguments)
             event = happening(identity, request.remote or "", operation.name, thing, DONE)
             self._trail.logged_in(login, event, now_ms)
 
-    def _identity(self, request: web.BaseRequest, certificate: PeerCertificate | None) -> Identity:
+    def _identity(
+        self, request: web.BaseRequest, certificate: PeerCertificate | None, operation: Operation
+    ) -> Identity:
         """The sender as far as it has proven itself."""
         try:
-            return self._doorkeeper.identity(request.headers, certificate)
+            return self._doorkeeper.identity(
+                request.headers, certificate, ignores_session=operation is MAKE_SESSION
+            )
         except ShoalError:
             return Identity(ANONYMOUS, Proof.NONE)
 

@@ -26,7 +26,7 @@ from shoal.agent.security.sessions import (
     SESSION_SCHEME,
     BrowserSession,
     SessionError,
-    Source,
+    SessionSource,
     SourceKind,
     key_id_of,
     open_session,
@@ -128,11 +128,11 @@ class Judge:
             return None
         text = bearer_of_header(authorization)
         if identity.proof is Proof.JWT:
-            source = Source(SourceKind.JWT, self._verifier().key_name_of(text))
+            source = SessionSource(SourceKind.JWT, self._verifier().key_name_of(text))
         elif identity.principal == BOOTSTRAP:
-            source = Source(SourceKind.FIRST, self._first_name())
+            source = SessionSource(SourceKind.FIRST, self._first_name())
         else:
-            source = Source(SourceKind.TOKEN, parse_token(text).id)
+            source = SessionSource(SourceKind.TOKEN, parse_token(text).id)
         ends_ms = self._latest_ms + SESSION_LIFETIME_MS
         expires_ms = ends_ms if identity.expires_ms is None else min(ends_ms, identity.expires_ms)
         session = BrowserSession(

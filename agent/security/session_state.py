@@ -32,7 +32,7 @@ SESSION_LIFETIME_MS: Final = 12 * 3_600_000
 """A working day. A session ends sooner with the credential that it was made of."""
 SESSION_ID: Final = re.compile(r"[a-z2-7]{16}")
 ENDED_OF_ONE_MAX: Final = 16
-"""Ended sessions of one principal; at the next all that it had end."""
+"""EndedSessions sessions of one principal; at the next all that it had end."""
 ENDED_PRINCIPALS_MAX: Final = 512
 """Principals with ended sessions; at the next all sessions end. All of them are 0.4 MB of the state."""
 ENDED_KEPT_MS: Final = 2 * CLOCKS_DIFFER_MS
@@ -51,7 +51,7 @@ class SessionKey(NamedTuple):
         return f"SessionKey({self.id} made_ms={self.made_ms})"
 
 
-class Ended(NamedTuple):
+class EndedSessions(NamedTuple):
     """Of one principal. `sessions`: ids, and when each would expire. `before`: those that were made at an
     earlier place have ended, too. `until_ms`: when all of it may be forgotten."""
 
@@ -92,7 +92,7 @@ class Sessions:
     """`keys`: the newest first. `ended`: by principal."""
 
     keys: tuple[SessionKey, ...] = ()
-    ended: dict[str, Ended] = field(default_factory=dict)
+    ended: dict[str, EndedSessions] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return (
@@ -132,7 +132,7 @@ class Sessions:
         at_ms, principal = command.by.at_ms, command.principal
         for name in [name for name, ended in self.ended.items() if ended.until_ms <= at_ms]:
             del self.ended[name]
-        known = self.ended.get(principal, Ended({}, None, 0))
+        known = self.ended.get(principal, EndedSessions({}, None, 0))
         if command.id in known.sessions:
             return "session-ended"
         if principal not in self.ended and len(self.ended) >= ENDED_PRINCIPALS_MAX:
@@ -147,12 +147,12 @@ class Sessions:
         }
         if len(kept) >= ENDED_OF_ONE_MAX:
             # Of what was made until now nothing expires later than the youngest, which is of now.
-            self.ended[principal] = Ended(
+            self.ended[principal] = EndedSessions(
                 {}, place, max(until_ms, at_ms + SESSION_LIFETIME_MS + ENDED_KEPT_MS)
             )
         else:
             kept[command.id] = command.expires_ms
-            self.ended[principal] = Ended(kept, known.before, until_ms)
+            self.ended[principal] = EndedSessions(kept, known.before, until_ms)
         return "done"
 
     def check_invariants(self) -> None:
@@ -230,7 +230,7 @@ def _key_from(value: Any) -> SessionKey:
     return SessionKey(key_id, bytes.fromhex(secret), _number(made_ms))
 
 
-def _ended_from(value: Any) -> Ended:
+def _ended_from(value: Any) -> EndedSessions:
     if not isinstance(value, list) or len(value) != 3 or not isinstance(value[0], dict):
         raise ValueError("ended sessions are three values")
     sessions, before, until_ms = value
@@ -240,7 +240,7 @@ def _ended_from(value: Any) -> Ended:
         if not isinstance(before, list) or len(before) != 2:
             raise ValueError("a place is epoch and offset")
         before = (_number(before[0]), _number(before[1]))
-    return Ended(
+    return EndedSessions(
         {_session_id(one): _number(at_ms) for one, at_ms in sessions.items()}, before, _number(until_ms)
     )
 

@@ -48,7 +48,7 @@ class SourceKind(StrEnum):
     JWT = "jwt"
 
 
-class Source(NamedTuple):
+class SessionSource(NamedTuple):
     """The credential of a session. `name`: the token's id, the beginning of the first token's hash, or the
     name of the issuer's key (jwt_keys.py)."""
 
@@ -62,7 +62,7 @@ class BrowserSession(NamedTuple):
 
     id: str
     principal: str
-    source: Source
+    source: SessionSource
     roles: tuple[str, ...]
     made_at: Place
     expires_ms: int
@@ -134,7 +134,7 @@ def _session_from(values: Any) -> BrowserSession:
     for number in (*made_at, expires_ms):
         if type(number) is not int or not 0 <= number < _NUMBER_MAX:
             raise ValueError("whole numbers are needed")
-    source = Source(SourceKind(kind), name)
+    source = SessionSource(SourceKind(kind), name)
     return BrowserSession(session_id, principal, source, tuple(roles), (made_at[0], made_at[1]), expires_ms)
 
 

@@ -6,6 +6,7 @@ in the answer of the request that makes it, and nowhere else.
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
@@ -36,6 +37,7 @@ from shoal.agent.security.rules import (
     check_role_name,
     rules_from_texts,
 )
+from shoal.agent.security.session_state import KEY_BYTES, KEY_ID_BYTES, EndSession, MakeSessionKey
 from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, make_token
 from shoal.agent.service.topic_admin import ALTER_ATTEMPTS_MAX, TopicService
 from shoal.agent.topics.catalog import Outcome
@@ -191,6 +193,29 @@ class SecurityAdmin(TopicService):
             raise ShoalError("unknown-token", f"there is no token {shown(token_id)}")
         await self._proposed(service, RevokeToken(token_id, self._completed(by)), token_id, timeout_ms)
 
+    async def make_session_key(self, by: AskedBy, timeout_ms: int) -> None:
+        """The key that seals sessions of browsers, where there is none, or only an old one. ShoalError as
+        make_token."""
+        service = await self._current_catalog(timeout_ms)
+        for _ in range(ALTER_ATTEMPTS_MAX):
+            by, sessions = self._completed(by), service.catalog.security.sessions
+            if sessions.sealing_key(by.at_ms) is not None:
+                return
+            key_id = base64.b32encode(os.urandom(KEY_ID_BYTES)).decode().lower()
+            before = sessions.keys[0].id if sessions.keys else None
+            command = MakeSessionKey(key_id, os.urandom(KEY_BYTES), before, by)
+            if await self._proposed(service, command, key_id, timeout_ms):
+                return
+        raise ShoalError("overloaded", "others make keys of sessions at the same time: ask again")
+
+    async def end_session(
+        self, session_id: str, principal: str, expires_ms: int, by: AskedBy, timeout_ms: int
+    ) -> None:
+        """DELETE: of a session that has not ended. ShoalError as make_token."""
+        service = await self._current_catalog(timeout_ms)
+        command = EndSession(session_id, principal, expires_ms, self._completed(by))
+        await self._proposed(service, command, session_id, timeout_ms)
+
     async def _changed(
         self,
         service: CatalogService,
@@ -228,7 +253,7 @@ class SecurityAdmin(TopicService):
         outcome = (await service.propose(command, timeout_ms)).outcome
         if outcome in ("other-version", "name-taken"):
             return False
-        if outcome != "done":
+        if outcome not in ("done", "session-ended"):
             code, text = REFUSALS[outcome]
             raise ShoalError(code, text.format(name))
         await service.exchange.tell_peers()

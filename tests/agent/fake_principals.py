@@ -101,6 +101,16 @@ class FakePrincipalBroker:
         self._check_catalog_leader()
         return await self._admin.make_token(principal, body, by, timeout_ms)
 
+    async def make_session_key(self, by: AskedBy, timeout_ms: int) -> None:
+        self._check_catalog_leader()
+        await self._admin.make_session_key(by, timeout_ms)
+
+    async def end_session(
+        self, session_id: str, principal: str, expires_ms: int, by: AskedBy, timeout_ms: int
+    ) -> None:
+        self._check_catalog_leader()
+        await self._admin.end_session(session_id, principal, expires_ms, by, timeout_ms)
+
     async def revoke_token(self, token_id: str, by: AskedBy, timeout_ms: int) -> None:
         self._check_catalog_leader()
         await self._admin.revoke_token(token_id, by, timeout_ms)

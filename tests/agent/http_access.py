@@ -59,9 +59,17 @@ class MemoryAccess:
             return Identity(certificate.name, Proof.AGENT if certificate.is_agent else Proof.CERTIFICATE)
         scheme, _, token = authorization.partition(" ")
         principal, expires_ms = self.tokens.get(token, ("", 0))
-        if scheme != "Bearer" or now_ms >= expires_ms:
+        if scheme not in ("Bearer", "Session") or now_ms >= expires_ms:
             raise ShoalError("unauthenticated", "the token is not known, or has expired")
+        if scheme == "Session":
+            return Identity(principal, Proof.SESSION, expires_ms, (), "s" * 16)
         return Identity(principal, Proof.TOKEN, None if expires_ms == NEVER_MS else expires_ms)
+
+    def begin_session(self, authorization: str, session_id: str, now_ms: int) -> tuple[str, Identity] | None:
+        """Sealed by the token itself."""
+        identity = self.identify(authorization, None, now_ms)
+        sealed = authorization.partition(" ")[2]
+        return sealed, Identity(identity.principal, Proof.SESSION, now_ms + 3_600_000, (), session_id)
 
     def may(self, identity: Identity, wanted: Need, resource: str) -> bool:
         self.asked += 1

@@ -38,7 +38,7 @@ def asked_by(call: Call) -> AskedBy:
     return AskedBy(principal, proof, address[:ADDRESS_CHARACTERS_MAX], 0, "")
 
 
-def _of_client(call: Call) -> dict[str, str]:
+def of_client(call: Call) -> dict[str, str]:
     """Headers that tell the leader who asks."""
     return {FORWARDED_FOR: call.request.remote or ""}
 
@@ -82,7 +82,7 @@ def _putting(kind: str, put_of: Callable[[Call], Put]) -> Handler:
             query = None if version is None else {"if_version": version}
             path = f"/v1/{kind}/{quote(name, safe='')}"
             reply = await exchange(
-                call, leader.url, "PUT", path, body, deadline.remaining_ms(), query, _of_client(call)
+                call, leader.url, "PUT", path, body, deadline.remaining_ms(), query, of_client(call)
             )
             return reply.status == 201, reply.document()
 
@@ -103,7 +103,7 @@ def _deleting(kind: str, delete_of: Callable[[Call], Delete]) -> Handler:
         async def there(leader: Leader) -> None:
             path = f"/v1/{kind}/{quote(name, safe='')}"
             left_ms = deadline.remaining_ms()
-            await exchange(call, leader.url, "DELETE", path, None, left_ms, None, _of_client(call))
+            await exchange(call, leader.url, "DELETE", path, None, left_ms, None, of_client(call))
 
         await at_leader(call, catalog_of(call), here, there, deadline)
         return web.Response(status=204)
@@ -121,7 +121,7 @@ async def make_token(call: Call) -> web.Response:
     async def there(leader: Leader) -> Json:
         path = f"/v1/principals/{quote(name, safe='')}/tokens"
         left_ms = deadline.remaining_ms()
-        reply = await exchange(call, leader.url, "POST", path, body, left_ms, None, _of_client(call))
+        reply = await exchange(call, leader.url, "POST", path, body, left_ms, None, of_client(call))
         return reply.document()
 
     response = json_response(await at_leader(call, catalog_of(call), here, there, deadline), status=201)

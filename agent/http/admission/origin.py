@@ -39,7 +39,7 @@ class HostPolicy:
         page that is not this agent's and may all the same."""
         if host is not None and host not in self._good:
             self._check_host(host)
-        if origin is None or self._is_own_page(origin, host):
+        if origin is None or is_own_page(origin, host):
             return None
         if plain_origin(origin) not in self._origins:
             raise ShoalError(
@@ -62,10 +62,11 @@ class HostPolicy:
         if len(self._good) < REMEMBERED_HOSTS_MAX:
             self._good.add(host)
 
-    @staticmethod
-    def _is_own_page(origin: str, host: str | None) -> bool:
-        scheme, _, authority = origin.partition("://")
-        return scheme in ("http", "https") and host is not None and authority.lower() == host.lower()
+
+def is_own_page(origin: str, host: str | None) -> bool:
+    """Whether a page of this origin was served at the address that the request is for."""
+    scheme, _, authority = origin.partition("://")
+    return scheme in ("http", "https") and host is not None and authority.lower() == host.lower()
 
 
 def host_name(host: str) -> str | None:

@@ -74,6 +74,13 @@ SECURITY_SCHEMAS: dict[str, Schema] = {
     "PutRole": closed({"rules": _RULES, "quotas": _QUOTAS}),
     "TokenEntry": members_of(**_MADE),
     "MakeToken": closed({"expires_in": described(_EXPIRY, "90d unless it is said.")}),
+    "Session": members_of(
+        principal=TEXT,
+        proof=described(TEXT, "`session`, `token`, `jwt`, `certificate`, `agent`; `open`: nobody is asked."),
+        roles=described(list_of(TEXT), "Of a JWT, beside those that the principal has."),
+        expires_at=described(or_null(TIME), "null: with no end."),
+        session=or_null(described(TEXT, "The id of a session, which is no secret.")),
+    ),
     "Token": members_of(
         token=described(TEXT, "The token itself, which is told here and never again."),
         principal=TEXT,

@@ -1,7 +1,7 @@
 """Pages of other origins (CORS): what a browser is told where the configuration names a page's origin.
 
 Law of this file: headers. Whether an origin may is origin.py's matter; one that may not never comes here.
-There are no credentials to allow: no cookie, no wildcard.
+There are no credentials to allow: a session is for the agent's own pages (cookies.py), and no wildcard is.
 """
 
 from __future__ import annotations

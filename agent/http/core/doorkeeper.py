@@ -18,6 +18,8 @@ from multidict import CIMultiDictProxy
 
 from shoal.agent.http.api.needs import CLUSTER_ADMIN, CLUSTER_DESCRIBE, TOPIC_DESCRIBE, Needs, OtherNeed
 from shoal.agent.http.api.operation import Operation
+from shoal.agent.http.api.session_operations import MAKE_SESSION
+from shoal.agent.http.core.cookies import COOKIE, SECURE_COOKIE, refuse_other_pages, sessions_in
 from shoal.agent.http.core.forward import AUTHORIZATION, FORWARDED_BY, PRINCIPAL
 from shoal.agent.http.core.request_quota import FAILED_LOGINS, Counted, Meter, Metered, Meters, metered_by
 from shoal.agent.security.access import ANONYMOUS, Access, Identity, PeerCertificate, Proof
@@ -25,6 +27,7 @@ from shoal.agent.security.audit import AUDIT_TOPIC, AuditTrail, login_of
 from shoal.agent.security.failed_logins import FailedLogins
 from shoal.agent.security.needs import Action, Need, ResourceKind
 from shoal.agent.security.quota import Taken
+from shoal.agent.security.sessions import SESSION_SCHEME
 from shoal.errors import ShoalError, shown
 
 AUTHORIZATION_CHARACTERS_MAX: Final = 4_096
@@ -96,6 +99,11 @@ class Asker:
         """Of a principal that has quotas."""
         self.refused: ShoalError | None = None
         """The end of a request that was let in and may no longer go on."""
+
+    @property
+    def authorization(self) -> str | None:
+        """The credential that it has shown, beside a certificate: a secret."""
+        return self._credentials.authorization
 
     @property
     def is_asked(self) -> bool:
@@ -212,6 +220,10 @@ class Doorkeeper:
         resource = operation.resource(arguments)
         try:
             credentials = shown_credentials(headers, certificate, needs, resource)
+            if operation.name == MAKE_SESSION.name:
+                refuse_other_pages(headers)  # and its cookie is of before
+            else:
+                credentials = self._with_session(credentials, headers, needs, resource)
             identity = identified(access, credentials, needs, resource)
         except ShoalError:
             if needs is not OtherNeed.NOTHING:
@@ -274,9 +286,38 @@ class Doorkeeper:
         self._allowed[key] = math.inf if identity.expires_ms is None else identity.expires_ms
         return True
 
-    def identity(self, headers: Headers, certificate: PeerCertificate | None) -> Identity:
+    @property
+    def cookie(self) -> str:
+        """The name of the cookie with a session."""
+        return SECURE_COOKIE if self._agents_are_proven else COOKIE
+
+    def presented(self, headers: Headers) -> str | None:
+        """The credential in the headers of a request, as `Authorization` has it; right or wrong."""
+        given = headers.get(AUTHORIZATION)
+        sessions = () if given is not None else sessions_in(headers, self.cookie)
+        return f"{SESSION_SCHEME}{sessions[0]}" if sessions else given
+
+    def _with_session(
+        self, credentials: ShownCredentials, headers: Headers, needs: Needs, resource: str
+    ) -> ShownCredentials:
+        """With the session in a cookie as if it stood in `Authorization`, where other agents find it. Raises
+        ShoalError unauthenticated for two credentials, foreign-origin for another page's request."""
+        sessions = sessions_in(headers, self.cookie)
+        if not sessions:
+            return credentials
+        refuse_other_pages(headers)
+        if len(sessions) > 1 or credentials.authorization is not None:
+            text = f"there is a cookie {self.cookie}, and another credential: send one"
+            raise _named("unauthenticated", text, needs, resource)
+        return credentials._replace(authorization=f"{SESSION_SCHEME}{sessions[0]}")
+
+    def identity(
+        self, headers: Headers, certificate: PeerCertificate | None, *, ignores_session: bool = False
+    ) -> Identity:
         """The sender of a request, for the audit. Raises ShoalError where it has not proven itself."""
         credentials = shown_credentials(headers, certificate, OtherNeed.CREDENTIALS, "")
+        if not ignores_session:
+            credentials = self._with_session(credentials, headers, OtherNeed.CREDENTIALS, "")
         return identified(self.access, credentials, OtherNeed.CREDENTIALS, "")
 
     def _look(self) -> None:

@@ -35,6 +35,7 @@ _GROUPS = (
     ("Principals", "/v1/principals"),
     ("Roles", "/v1/roles"),
     ("Tokens", "/v1/tokens"),
+    ("Sessions", "/v1/session"),
     ("Routes and events", "/v1/"),
     ("Operation", "/"),
 )

@@ -100,6 +100,36 @@ async def test_a_login_is_told_once_and_its_requests_are_not() -> None:
     assert records[2]["principal"] == "of-other"
 
 
+async def test_logins_of_browsers_are_told_each_time() -> None:
+    """Without TLS the cookie has another name, and a proxy that speaks TLS makes it secure. No record has
+    it."""
+    async with world() as found:
+        wire = await Wire.open(found.agent.port)
+        for origin in ((), (("Origin", "https://127.0.0.1"),)):
+            reply = await wire.ask("POST /v1/session", (found.admin, *origin))
+            assert reply.status == 201
+            assert f"Set-Cookie: shoal-session={SECRET.reveal()}; Path=/; Max-Age=" in reply.head
+            assert ("SameSite=Strict; Secure" in reply.head) == bool(origin)
+        cookie = ("Cookie", f"shoal-session={SECRET.reveal()}")
+        for _ in range(2):
+            assert (await wire.ask("GET /v1/session", [cookie])).status == 200
+        assert (await wire.ask("POST /v1/session", [cookie])).status == 401
+        assert (await wire.ask("DELETE /v1/session", [cookie])).status == 204
+        assert (await wire.ask("GET /v1/session", [("Cookie", "shoal-session=planted")])).status == 401
+        wire.close()
+        records = found.told()
+    assert kinds(records) == [
+        ("login", "makeSession", "done"),
+        ("login", "makeSession", "done"),
+        ("login", "readSession", "done"),
+        ("refusal", "makeSession", "unauthenticated"),
+        ("refusal", "readSession", "unauthenticated"),
+    ]
+    assert [record["proof"] for record in records] == ["token", "token", "session", "none", "none"]
+    assert SECRET.reveal() not in json.dumps(records)
+    assert "planted" not in json.dumps(records)
+
+
 async def test_changes_are_told_with_their_outcome_and_reads_are_not() -> None:
     """Also one that fails, and a topic that an append makes."""
     async with world() as found:

@@ -19,6 +19,7 @@ from shoal.agent.http.api.needs import OtherNeed, told
 from shoal.agent.http.api.operation import Operation
 from shoal.agent.http.app import PARTS
 from shoal.agent.http.core import doorkeeper
+from shoal.agent.http.core.cookies import SECURE_COOKIE
 from shoal.agent.http.docs.openapi import Description
 from shoal.agent.security.access import PeerCertificate
 
@@ -50,7 +51,8 @@ NEEDS = {
     "listPrincipals": "cluster:admin", "readPrincipal": "cluster:admin", "putPrincipal": "cluster:admin",
     "deletePrincipal": "cluster:admin", "listRoles": "cluster:admin", "readRole": "cluster:admin",
     "putRole": "cluster:admin", "deleteRole": "cluster:admin", "makeToken": "cluster:admin",
-    "revokeToken": "cluster:admin",
+    "revokeToken": "cluster:admin", "makeSession": "credentials", "readSession": "credentials",
+    "endSession": "credentials",
     "index": "nothing", "indexOfApi": "nothing", "openapi": "nothing", "docs": "nothing",
 }  # fmt: skip
 ALSO = {"createGroup": "group:consume", "beginGroup": "group:consume", "readOffsets": "topic:read"}
@@ -89,6 +91,10 @@ def bearer(*tokens: str) -> tuple[tuple[str, str], ...]:
     return tuple(("Authorization", f"Bearer {token}") for token in tokens)
 
 
+def cookie(value: str) -> tuple[tuple[str, str], ...]:
+    return (("Cookie", f"{SECURE_COOKIE}={value}"),)
+
+
 def forwarded(*named: str) -> tuple[tuple[str, str], ...]:
     return ("Shoal-Forwarded-By", "0" * 32), *(("Shoal-Principal", name) for name in named)
 
@@ -123,6 +129,19 @@ KINDS = {
     "agent's for a client": Kind(forwarded("of-right"), 0, 0, 0, AGENT),
     "agent's for a bare client": Kind(forwarded("of-bare"), 403, 403, 0, AGENT),
     "agent's for a token": Kind((*bearer("right"), *forwarded()), 0, 0, 0, AGENT),
+    "session": Kind(cookie("right"), 0, 0, 0),
+    "session among other cookies": Kind(
+        (("Cookie", f"a=b; {SECURE_COOKIE}=right; c={SECURE_COOKIE}"),), 0, 0, 0
+    ),
+    "session under its name without TLS": Kind((("Cookie", "shoal-session=right"),), 401, 401, 401),
+    "session of the own page": Kind((*cookie("right"), ("Sec-Fetch-Site", "same-origin")), 0, 0, 0),
+    "session without any rule": Kind(cookie("bare"), 403, 403, 0),
+    "expired session": Kind(cookie("expired"), 401, 401, 401),
+    "ended session": Kind(cookie("revoked"), 401, 401, 401),
+    "two sessions": Kind((*cookie("right"), *cookie("right")), 401, 401, 401),
+    "two in one header": Kind((("Cookie", f"{SECURE_COOKIE}=right; {SECURE_COOKIE}=right"),), 401, 401, 401),
+    "session beside a token": Kind((*cookie("right"), *bearer("right")), 401, 401, 401),
+    "session of an agent's client": Kind((("Authorization", "Session right"), *forwarded()), 0, 0, 0, AGENT),
     "agent's for an expired token": Kind((*bearer("expired"), *forwarded()), 401, 401, 401, AGENT),
 }
 
@@ -214,6 +233,13 @@ async def standing() -> AsyncIterator[Stand]:
         yield stand
 
 
+def expected_of(operation: Operation, need: str, kind: Kind) -> int:
+    """As expected(); but where sessions are made the cookie of a former one counts nothing."""
+    if operation.name == "makeSession" and "Cookie" in dict(kind.headers):
+        return 0 if "Authorization" in dict(kind.headers) else 401
+    return expected(need, kind)
+
+
 def expected(need: str, kind: Kind) -> int:
     """The refusal that a request has to meet; 0 for none."""
     is_agent = kind.certificate is AGENT
@@ -253,7 +279,7 @@ async def check_table(stand: Stand, operation: Operation, need: str) -> None:
     stand.prepare(operation, need)
     before, refusals = stand.state(), {}
     for title, kind in KINDS.items():
-        wanted = expected(need, kind)
+        wanted = expected_of(operation, need, kind)
         if not wanted:
             continue
         reply = await stand.ask(operation, kind)
@@ -266,7 +292,7 @@ async def check_table(stand: Stand, operation: Operation, need: str) -> None:
     for title, document in refusals.items():
         assert (await stand.ask(operation, KINDS[title])).document == document, title
     for title, kind in KINDS.items():
-        if not expected(need, kind):
+        if not expected_of(operation, need, kind):
             stand.prepare(operation, need)
             reply = await stand.ask(operation, kind)
             assert reply.status not in REFUSED, (title, reply)
@@ -288,6 +314,51 @@ def check_refusal(reply: Reply, status: int, need: str, title: str) -> None:
     assert document["action"] == (action or {"agent": "link"}.get(need, "list")), title
     for secret in ("nobodys", "expired", "revoked", "x" * 20):
         assert secret not in document["detail"].replace("has expired", "")
+
+
+ELSEWHERE = (
+    ("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Site", "same-site"), ("Sec-Fetch-Site", "x"),
+    ("Origin", "https://elsewhere.example.com"), ("Origin", "http://127.0.0.1:1"), ("Origin", "null"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("header", ELSEWHERE)
+async def test_a_session_is_refused_from_another_page(header: tuple[str, str], stand: Stand) -> None:
+    """Whatever it may; nothing has changed. Its token may be sent, since no browser adds it by itself; but
+    no page of another site logs anybody in."""
+    found = operations()
+    stand.prepare(found["produce"], "topic:write")
+    before = stand.state()
+    for name in ("produce", "readSession", "endSession", "listTopics"):
+        reply = await stand.ask(found[name], Kind(cookie("right"), 0, 0, 0), header)
+        assert (reply.status, reply.document["code"]) == (403, "foreign-origin"), name
+    reply = await stand.ask(found["makeSession"], Kind(bearer("right"), 0, 0, 0), header)
+    assert (reply.status, reply.document["code"]) == (403, "foreign-origin")
+    assert stand.state() == before
+
+
+async def test_a_session_is_made_shown_and_ended(stand: Stand) -> None:
+    """The cookie is for this host, this page and HTTP alone, and no cache keeps it; over TLS it has a name
+    that only this host can set."""
+    found = operations()
+    stand.prepare(found["makeSession"], "credentials")
+    reply = await stand.ask(found["makeSession"], KINDS["right"])
+    assert reply.status == 201
+    assert reply.document["principal"] == "of-right"
+    assert reply.document["proof"] == "session"
+    assert "right" not in reply.body.decode().replace("of-right", "")
+    rest = "; Path=/; Max-Age=3600; HttpOnly; SameSite=Strict; Secure\r\n"
+    assert f"Set-Cookie: __Host-shoal-session=right{rest}" in reply.head.replace("=3599", "=3600")
+    assert "Cache-Control: no-store" in reply.head
+    for kind, proof in (("session", "session"), ("right", "token"), ("client's certificate", "certificate")):
+        document = (await stand.ask(found["readSession"], KINDS[kind])).document
+        assert (document["principal"], document["proof"]) == ("of-right", proof)
+    ended = await stand.ask(found["endSession"], KINDS["session"])
+    assert ended.status == 204
+    assert "Set-Cookie: __Host-shoal-session=; Path=/; Max-Age=0;" in ended.head
+    assert stand.cluster.security.catalog.security.sessions.has_ended("s" * 16, "of-right", (0, 0))
+    for name, kind in (("makeSession", "client's certificate"), ("endSession", "right")):
+        assert (await stand.ask(found[name], KINDS[kind])).document["code"] == "bad-request"
 
 
 @pytest.mark.parametrize(("name", "rule"), [("createGroup", "group:orders/*=consume"),

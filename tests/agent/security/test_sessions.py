@@ -51,7 +51,7 @@ from shoal.agent.security.sessions import (
     SEALED_CHARACTERS_MAX,
     BrowserSession,
     SessionError,
-    Source,
+    SessionSource,
     SourceKind,
     key_id_of,
     open_session,
@@ -64,7 +64,12 @@ BY = AskedBy("ann", "token", "127.0.0.1", NOW_MS, "r")
 KEY = SessionKey("a" * 8, b"k" * 32, NOW_MS)
 OTHER = SessionKey("b" * 8, b"l" * 32, NOW_MS)
 SESSION = BrowserSession(
-    "a" * 16, "ann", Source(SourceKind.TOKEN, "abcdefgh"), ("viewer", "consumer:é*"), (3, 17), NOW_MS + 5
+    "a" * 16,
+    "ann",
+    SessionSource(SourceKind.TOKEN, "abcdefgh"),
+    ("viewer", "consumer:é*"),
+    (3, 17),
+    NOW_MS + 5,
 )
 FIRST, BOBS = (make_token(bytes([n]) * 5, bytes([n]) * 32) for n in (1, 2))
 READ = need(ResourceKind.TOPIC, Action.READ)
@@ -233,7 +238,7 @@ def test_the_largest_state_of_sessions_stays_small() -> None:
     sessions = Sessions(
         (KEY, OTHER),
         {
-            f"{number:03}{'x' * 253}": session_state.Ended(
+            f"{number:03}{'x' * 253}": session_state.EndedSessions(
                 {name(one): NOW_MS for one in range(ENDED_OF_ONE_MAX)}, (1 << 40, 1 << 40), NOW_MS + 1
             )
             for number in range(session_state.ENDED_PRINCIPALS_MAX)
