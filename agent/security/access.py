@@ -113,7 +113,7 @@ class OpenAccess:
         return Identity(ANONYMOUS, Proof.OPEN)
 
     def begin_session(self, authorization: str, session_id: str, now_ms: int) -> tuple[str, Identity] | None:
-        raise ShoalError("bad-request", "this agent asks nobody for credentials: no session is needed")
+        raise ShoalError("no-session", "this agent asks nobody for credentials: no session is needed")
 
     def may(self, identity: Identity, wanted: Need, resource: str) -> bool:
         return True

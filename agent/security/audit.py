@@ -25,8 +25,7 @@ from shoal.agent.security.principals import (
     RevokeToken,
     SecurityCommand,
 )
-from shoal.agent.security.session_state import EndSession, MakeSessionKey
-from shoal.agent.security.sessions import SESSION_PATTERN
+from shoal.agent.security.sessions import SESSION_PATTERN, EndSession, MakeSessionKey
 from shoal.agent.security.tokens import TOKEN_PATTERN
 from shoal.format.timestamps import format_time
 

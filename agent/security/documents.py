@@ -27,7 +27,7 @@ from shoal.agent.security.principals import (
 )
 from shoal.agent.security.quota import NO_QUOTAS, Quotas, quotas_from
 from shoal.agent.security.rules import Rule, check_role_name, rules_from_texts
-from shoal.agent.security.session_state import (
+from shoal.agent.security.sessions import (
     EndSession,
     MakeSessionKey,
     Sessions,

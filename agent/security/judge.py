@@ -21,8 +21,8 @@ from shoal.agent.security.needs import Need
 from shoal.agent.security.principals import BOOTSTRAP, Security
 from shoal.agent.security.quota import NO_QUOTAS, Quotas
 from shoal.agent.security.rules import Rule, allowed
-from shoal.agent.security.session_state import SESSION_LIFETIME_MS
 from shoal.agent.security.sessions import (
+    SESSION_LIFETIME_MS,
     SESSION_SCHEME,
     BrowserSession,
     SessionError,
@@ -116,8 +116,8 @@ class Judge:
         return self._jwts
 
     def begin_session(self, authorization: str, session_id: str, now_ms: int) -> tuple[str, Identity] | None:
-        """Of a token or a JWT. Raises ShoalError unauthenticated, not-ready; bad-request for a session that
-        no cookie holds."""
+        """Of a token or a JWT. Raises ShoalError unauthenticated, not-ready; no-session for one too large for a
+        cookie."""
         identity, state = self.identify(authorization, None, now_ms), self._state()
         if identity.session:
             raise ShoalError("unauthenticated", "a session is made of a token or a JWT, not of a session")
@@ -141,7 +141,7 @@ class Judge:
         try:
             return seal(session, key), _identity_of(session)
         except SessionError as error:
-            raise ShoalError("bad-request", str(error)) from None
+            raise ShoalError("no-session", str(error)) from None
 
     def _session(self, text: str, now_ms: int) -> Identity:
         """Raises ShoalError unauthenticated, which says why the session is none any more; not-ready."""

@@ -20,7 +20,7 @@ from typing import Final, Literal, NamedTuple
 from shoal.agent.security.access import ANONYMOUS, AskedBy, Place, Proof
 from shoal.agent.security.quota import NO_QUOTAS, Quotas, joined
 from shoal.agent.security.rules import ADMINISTER, Rule, RuleError, allowed, built_in_role, check_role_name
-from shoal.agent.security.session_state import EndSession, MakeSessionKey, Sessions
+from shoal.agent.security.sessions import EndSession, MakeSessionKey, Sessions
 
 PRINCIPALS_MAX: Final = 10_000
 ROLES_MAX: Final = 1_000

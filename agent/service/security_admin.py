@@ -37,7 +37,7 @@ from shoal.agent.security.rules import (
     check_role_name,
     rules_from_texts,
 )
-from shoal.agent.security.session_state import KEY_BYTES, KEY_ID_BYTES, EndSession, MakeSessionKey
+from shoal.agent.security.sessions import KEY_BYTES, KEY_ID_BYTES, EndSession, MakeSessionKey
 from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, make_token
 from shoal.agent.service.topic_admin import ALTER_ATTEMPTS_MAX, TopicService
 from shoal.agent.topics.catalog import Outcome

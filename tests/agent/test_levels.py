@@ -44,7 +44,7 @@ from shoal.agent.security.principals import (
     PutRole,
     RevokeToken,
 )
-from shoal.agent.security.session_state import EndSession, MakeSessionKey
+from shoal.agent.security.sessions import EndSession, MakeSessionKey
 from shoal.agent.topics.catalog import (
     AlterTopic,
     BeginEpoch,

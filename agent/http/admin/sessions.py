@@ -10,9 +10,9 @@ from aiohttp import web
 
 from shoal.agent.http.admin.principals import asked_by, of_client
 from shoal.agent.http.admin.topics import exchange
+from shoal.agent.http.admission.cookies import SECURE_COOKIE, cookie
 from shoal.agent.http.api import session_operations as api
 from shoal.agent.http.core.context import Call, Deadline
-from shoal.agent.http.core.cookies import SECURE_COOKIE, cookie
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.doorkeeper import wall_ms
 from shoal.agent.http.core.leader import at_leader, catalog_of
@@ -31,7 +31,7 @@ async def make(call: Call) -> web.Response:
     """201 with the cookie. The first login of a cluster, and each a week later, has a key made first."""
     access, authorization = call.context.doorkeeper.access, call.asker.authorization
     if authorization is None and call.asker.identity.proof is not Proof.OPEN:
-        raise ShoalError("bad-request", "a session is made of a token or a JWT; a certificate needs none")
+        raise ShoalError("no-session", "a session is made of a token or a JWT; a certificate needs none")
     session_id = base64.b32encode(os.urandom(SESSION_ID_BYTES)).decode().lower()
     deadline, is_asked_for = Deadline(call.timeout_ms()), False
     while (made := access.begin_session(authorization or "", session_id, int(wall_ms()))) is None:
@@ -70,7 +70,7 @@ async def end(call: Call) -> web.Response:
     """204 once it is durable; the browser forgets the cookie."""
     identity, deadline = call.asker.identity, Deadline(call.timeout_ms())
     if not identity.session:
-        raise ShoalError("bad-request", "there is no session to end: none was in the request's cookies")
+        raise ShoalError("no-session", "there is no session to end: none was in the request's cookies")
     assert identity.expires_ms is not None
     session_id, principal, expires_ms = identity.session, identity.principal, identity.expires_ms
 

@@ -16,10 +16,10 @@ from typing import Final, NamedTuple, Protocol
 
 from multidict import CIMultiDictProxy
 
+from shoal.agent.http.admission.cookies import COOKIE, SECURE_COOKIE, refuse_other_pages, sessions_in
 from shoal.agent.http.api.needs import CLUSTER_ADMIN, CLUSTER_DESCRIBE, TOPIC_DESCRIBE, Needs, OtherNeed
 from shoal.agent.http.api.operation import Operation
 from shoal.agent.http.api.session_operations import MAKE_SESSION
-from shoal.agent.http.core.cookies import COOKIE, SECURE_COOKIE, refuse_other_pages, sessions_in
 from shoal.agent.http.core.forward import AUTHORIZATION, FORWARDED_BY, PRINCIPAL
 from shoal.agent.http.core.request_quota import FAILED_LOGINS, Counted, Meter, Metered, Meters, metered_by
 from shoal.agent.security.access import ANONYMOUS, Access, Identity, PeerCertificate, Proof

@@ -15,11 +15,11 @@ from fake_broker import FakeCluster
 from http_access import MemoryAccess, Reply, Wire
 from http_fixtures import Agent, running
 
+from shoal.agent.http.admission.cookies import SECURE_COOKIE
 from shoal.agent.http.api.needs import OtherNeed, told
 from shoal.agent.http.api.operation import Operation
 from shoal.agent.http.app import PARTS
 from shoal.agent.http.core import doorkeeper
-from shoal.agent.http.core.cookies import SECURE_COOKIE
 from shoal.agent.http.docs.openapi import Description
 from shoal.agent.security.access import PeerCertificate
 
@@ -358,7 +358,7 @@ async def test_a_session_is_made_shown_and_ended(stand: Stand) -> None:
     assert "Set-Cookie: __Host-shoal-session=; Path=/; Max-Age=0;" in ended.head
     assert stand.cluster.security.catalog.security.sessions.has_ended("s" * 16, "of-right", (0, 0))
     for name, kind in (("makeSession", "client's certificate"), ("endSession", "right")):
-        assert (await stand.ask(found[name], KINDS[kind])).document["code"] == "bad-request"
+        assert (await stand.ask(found[name], KINDS[kind])).document["code"] == "no-session"
 
 
 @pytest.mark.parametrize(("name", "rule"), [("createGroup", "group:orders/*=consume"),

@@ -31,7 +31,7 @@ from shoal.agent.security.principals import (
     RevokeToken,
     SecurityCommand,
 )
-from shoal.agent.security.session_state import EndSession, MakeSessionKey
+from shoal.agent.security.sessions import EndSession, MakeSessionKey
 from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, make_token
 
 NOW_MS = 1_764_300_000_000

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jwt_issuer import ISSUER, NOW_MS, claims, key_set, signed
 
-from shoal.agent.security import session_state
+from shoal.agent.security import sessions as session_state
 from shoal.agent.security.access import AskedBy, Identity, OpenAccess, Place, Proof
 from shoal.agent.security.documents import (
     OPERATIONS,
@@ -34,28 +34,26 @@ from shoal.agent.security.principals import (
     SecurityCommand,
 )
 from shoal.agent.security.rules import rules_from_texts
-from shoal.agent.security.session_state import (
+from shoal.agent.security.sessions import (
     CLOCKS_DIFFER_MS,
     ENDED_KEPT_MS,
     ENDED_OF_ONE_MAX,
     KEY_AGE_MS,
     KEY_SETTLES_MS,
+    SEALED_CHARACTERS_MAX,
     SESSION_LIFETIME_MS,
+    BrowserSession,
     EndSession,
     MakeSessionKey,
+    SessionError,
     SessionKey,
     Sessions,
-    sessions_from,
-)
-from shoal.agent.security.sessions import (
-    SEALED_CHARACTERS_MAX,
-    BrowserSession,
-    SessionError,
     SessionSource,
     SourceKind,
     key_id_of,
     open_session,
     seal,
+    sessions_from,
 )
 from shoal.agent.security.tokens import make_token
 from shoal.errors import ShoalError

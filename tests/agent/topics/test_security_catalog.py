@@ -32,7 +32,7 @@ from shoal.agent.security.principals import (
     SecurityCommand,
 )
 from shoal.agent.security.rules import allowed, rules_from_texts
-from shoal.agent.security.session_state import EndSession, MakeSessionKey
+from shoal.agent.security.sessions import EndSession, MakeSessionKey
 from shoal.agent.topics import catalog as catalog_module
 from shoal.agent.topics.catalog import BeginEpoch, Catalog, Command, CreateTopic, RaiseLevel
 from shoal.agent.topics.catalog_codec import decode_command, encode_command, level_of_command
