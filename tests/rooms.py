@@ -138,7 +138,8 @@ ROOMS = {
     "agent/http/groups": """agent/http/admin agent/http/admission agent/http/api agent/http/core
         agent/http/fetch agent/http/rows agent/interface""",
     "agent/http/fetch": "agent/http/admission agent/http/api agent/http/core agent/http/rows agent/interface",
-    "agent/http/admin": "agent/http/admission agent/events agent/http/api agent/http/core agent/interface membership/interface",
+    "agent/http/admin": """agent/http/admission agent/events agent/http/api agent/http/core agent/interface
+        membership/interface""",
     "agent/http/core": "agent/http/admission agent/http/api agent/http/rows agent/interface",
     "agent/http/rows": "agent/http/admission agent/interface",
     "agent/http/api": "agent/interface membership/interface",

@@ -116,8 +116,8 @@ class Judge:
         return self._jwts
 
     def begin_session(self, authorization: str, session_id: str, now_ms: int) -> tuple[str, Identity] | None:
-        """Of a token or a JWT. Raises ShoalError unauthenticated, not-ready; no-session for one too large for a
-        cookie."""
+        """Of a token or a JWT. Raises ShoalError unauthenticated, not-ready; no-session for one that is too
+        large for a cookie."""
         identity, state = self.identify(authorization, None, now_ms), self._state()
         if identity.session:
             raise ShoalError("unauthenticated", "a session is made of a token or a JWT, not of a session")
