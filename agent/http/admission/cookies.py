@@ -1,6 +1,6 @@
 """Cookies with sessions of browsers: how one is told, and from whom one is taken.
 
-Law of this file: headers. A browser sends cookies by itself, so one counts only in a request of the agent's
+Law of this file: headers. A browser sends cookies by itself. So one counts only in a request of the agent's
 own pages, or of no page (RFC 6265bis, Fetch Metadata). Other clients send neither of the headers that tell.
 """
 
