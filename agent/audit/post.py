@@ -22,8 +22,8 @@ from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.peers.links import PeerRequestFailed, PeerUnavailable
 from shoal.agent.peers.messages import PeerMessage, decode_audit, encode_audit
 from shoal.agent.process.clock import Clock, is_set_within
+from shoal.agent.security.access import Place
 from shoal.agent.security.audit import AUDIT_TOPIC, CHANGES_LEFT_MS, AuditTrail
-from shoal.agent.security.principals import Place
 from shoal.agent.submission import Appended, Submission
 from shoal.agent.topics.catalog import Catalog
 from shoal.errors import ShoalError
