@@ -48,7 +48,7 @@ from shoal.agent.log_lines.schema import about
 from shoal.agent.metrics.measures import ABORTED, NO_OPERATION
 from shoal.agent.security.access import Access, OpenAccess, PeerCertificate
 from shoal.agent.security.agents_tls import AgentsTls, in_the_open
-from shoal.agent.security.audit import AuditTrail
+from shoal.agent.security.audit import AuditTrail, shortened
 from shoal.agent.security.quota import CONNECTIONS
 from shoal.errors import ShoalError, shown
 from shoal.lookup import Lookup
@@ -114,12 +114,10 @@ class Dispatcher:
             except ConnectionError:
                 raise
             except Exception:
-                logger.exception(
-                    "a request failed: %s %s; this is a bug",
-                    request.method,
-                    request.raw_path,
-                    extra=about("request-failed", request=f"{request.method} {request.raw_path}"),
-                )
+                # Keys of records stand in queries, and what people take for a place of tokens.
+                asked = f"{request.method} {shortened(request.raw_path.partition('?')[0])}"
+                facts = about("request-failed", request=asked)
+                logger.exception("a request failed: %s; this is a bug", asked, extra=facts)
                 internal = ShoalError("internal", "the agent failed unexpectedly; its log says how")
                 response = refusal(request, internal, close=True)
             await prepare(response, request)

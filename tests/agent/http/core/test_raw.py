@@ -15,6 +15,7 @@ from odd_requests import POST, SMUGGLED
 from shoal.agent.http.admin.members import PEER_TERMS
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.peers.terms import HEADER, LinkTerms
+from shoal.agent.security.tokens import make_token
 
 
 @pytest.fixture
@@ -110,6 +111,20 @@ async def test_what_is_no_header_is_not_repeated(
     assert str(document["detail"]).startswith("this is not an HTTP request: Invalid header")
     assert "rejected a connection" in caplog.text
     assert "xxx" not in answer.decode() + caplog.text
+
+
+async def test_a_bug_shows_neither_query_nor_token(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names method and path; a token in the path is shown by its name."""
+    token = make_token(b"\1" * 5, b"\2" * 32)
+    monkeypatch.setattr(agent.broker, "topic", None)
+    path = f"/v1/topics/{token.reveal()}/records"
+    answer = await agent.post(f"{path}?key=planted", b"v", X_Ordinary="1")
+    answer.problem("internal")
+    assert f"a request failed: POST /v1/topics/shoal_{token.id}/records; this is a bug" in caplog.text
+    assert "planted" not in caplog.text
+    assert token.reveal()[15:40] not in caplog.text + str(answer.json)
 
 
 async def test_own_absolute_target_and_http_1_0(agent: Agent) -> None:
