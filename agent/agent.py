@@ -42,6 +42,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 CLOSE_TIMEOUT_S = 8.0  # HTTP lets handlers finish for five seconds; the rest is quick
 CLOSE_AT_ONCE_S = 1.0  # after a second signal: what closes by itself may, the rest dies with the process
+AUDIT_SHARE = 4  # of shutdown_timeout, for records of the audit; half of it is for leaderships
 UNREADY_SAID_MS = 5_000  # long against an election; the log tells the reason for the wait
 READY_POLL_MS = 100  # some of what readiness depends on is not announced by the watch
 
@@ -179,6 +180,7 @@ class Agent:
             logger.info("handed leadership over; partitions: %d", moved)
         cluster.node.broker.stopping = True
         cluster.node.watch.changed()
+        await cluster.audit.flush(self.config.shutdown_timeout_ms / 1_000 / AUDIT_SHARE)
 
     async def _until(self, at_once: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
         """Do the work unless it takes too long, or is cut short."""

@@ -93,6 +93,8 @@ class AuditPost:
         self._producer = os.urandom(16)
         self._sequence = 0
         self._news = asyncio.Event()
+        self._under_way = 0
+        self._stored = asyncio.Event()
         if trail is not None:
             trail.on_news = self._news.set
 
@@ -109,12 +111,30 @@ class AuditPost:
                 records = trail.take(self._clock.now_us() // 1_000, BATCH_RECORDS_MAX)
                 if records:
                     stamp = ProducerStamp(self._producer, 0, self._sequence)
+                    self._under_way = len(records)
                     await self._store_at_last(stamp, records)
+                    self._under_way = 0
+                    self._stored.set()
                     self._sequence += 1
                     trail.written += len(records)
                 else:
                     await is_set_within(self._news, RETRY_S)
                     self._news.clear()
+
+    async def flush(self, timeout_s: float) -> None:
+        """Before the agent stops: wait until everything is stored that was told, but not for longer."""
+        trail = self._trail
+        if trail is None:
+            return
+        trail.end_windows(self._clock.now_us() // 1_000)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while trail.waiting or self._under_way:
+                    self._stored.clear()
+                    await self._stored.wait()
+        except TimeoutError:
+            lost = trail.waiting + self._under_way
+            logger.warning("%s: stopping without %d records, after %.1f s", AUDIT_TOPIC, lost, timeout_s)
 
     async def _write_changes(self, trail: AuditTrail) -> None:
         """At once those that the catalog's leader tells of. Any other agent leaves its own to it for a while,

@@ -153,6 +153,16 @@ class AuditTrail:
             self._overflowed = 0
         return taken
 
+    def end_windows(self, now_ms: int) -> None:
+        """The agent stops: how many refusals were left out is told now."""
+        for address, window in list(self._windows.items()):
+            self._close(address, window, now_ms)
+
+    @property
+    def waiting(self) -> int:
+        """Records in the buffer, without committed changes, which other agents have too."""
+        return len(self._waiting) + bool(self._overflowed)
+
     @property
     def has_news(self) -> bool:
         """Whether a call of take() may bring something, now or within a second."""

@@ -20,7 +20,7 @@ from shoal.agent.peers.messages import PeerMessage, PeerMessageError
 from shoal.agent.peers.requests import PeerUnavailable
 from shoal.agent.process.clock import SystemClock
 from shoal.agent.security.access import AskedBy, Identity, Proof
-from shoal.agent.security.audit import AUDIT_TOPIC, AuditTrail, happening
+from shoal.agent.security.audit import AUDIT_TOPIC, REFUSALS_PER_SECOND_MAX, AuditTrail, happening
 from shoal.agent.security.principals import PutRole
 from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, make_token
 from shoal.agent.submission import Appended, Submission
@@ -198,6 +198,27 @@ def commit_at(trail: AuditTrail, epoch: int, offset: int) -> None:
     """A change of security, which this agent has applied."""
     by = AskedBy("ann", "token", "10.0.0.7", SystemClock().now_us() // 1_000, "r")
     trail.committed((epoch, offset), PutRole("clerk", None, (), by), SystemClock().now_ms())
+
+
+async def test_a_graceful_stop_waits_for_what_was_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """How many refusals were left out, too; but not for ever, and it says how many records are lost."""
+    town = Town(monkeypatch)
+    now_ms = SystemClock().now_us() // 1_000
+    async with town.working():
+        await town.posts["a"].flush(30)
+        for _ in range(REFUSALS_PER_SECOND_MAX + 7):
+            town.trails["a"].refused(EVENT, now_ms)
+        await asyncio.wait_for(town.posts["a"].flush(30), 60)
+        found = [json.loads(value) for value in town.stored]
+        assert len(found) == REFUSALS_PER_SECOND_MAX + 1
+        assert (found[-1]["kind"], found[-1]["count"]) == ("left-out", 7)
+        town.leader = None
+        for _ in range(3):
+            town.trails["a"].changed(EVENT, now_ms)
+        await town.posts["a"].flush(0.05)
+        assert "_audit: stopping without 3 records" in caplog.text
 
 
 async def test_an_agent_takes_no_records_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

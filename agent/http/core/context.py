@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
@@ -25,7 +25,7 @@ from shoal.agent.http.rows.recent_texts import RecentTexts
 from shoal.agent.http.rows.selection import Selector
 from shoal.agent.interface import Broker
 from shoal.agent.metrics.measures import HttpMeasures
-from shoal.agent.security.access import OpenAccess
+from shoal.agent.security.access import Identity, OpenAccess
 from shoal.agent.security.audit import happening
 from shoal.agent.security.quota import STREAMS, WAITS
 from shoal.errors import ShoalError, shown
@@ -66,6 +66,16 @@ class Context:
         self.measures = HttpMeasures()
         self.measures.quota_refusals = self.doorkeeper.meters.refused
         self.scrapes = Scrapes(broker, self.room, self.gate, self.measures)
+
+
+class CutOff(NamedTuple):
+    """In a request whose wait or stream has ended because its asker may no longer have it."""
+
+    code: str
+    asker: Identity
+
+
+CUT_OFF: Final = web.RequestKey("shoal_cut_off", CutOff)
 
 
 class Call:
@@ -143,7 +153,11 @@ class Call:
                 awaitable.close()  # or Python warns that it was never awaited
             raise
         with held:
-            return await self.context.waits.run(self.request, self.asker, awaitable)
+            try:
+                return await self.context.waits.run(self.request, self.asker, awaitable)
+            finally:
+                if self.asker.refused is not None:  # told by the audit, with the one that it was
+                    self.request[CUT_OFF] = CutOff(self.asker.refused.code, self.asker.identity)
 
     def holding(self) -> AnswerReservation:
         """Memory for this request's answer; release it at the end."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+import pytest
 from fake_broker import FakeCluster
 from http_access import MemoryAccess, Wire
 from http_fixtures import Agent, running
 
 from shoal.agent.http.api.operation import Operation
 from shoal.agent.http.app import PARTS
+from shoal.agent.http.core import waits
 from shoal.agent.http.docs.openapi import Description
 from shoal.agent.http.witness import COMMANDED, is_change
 from shoal.agent.security.access import PeerCertificate
@@ -227,3 +230,28 @@ def test_changes_are_those_operations_that_alter_more_than_records() -> None:
     assert {
         "putPrincipal", "deletePrincipal", "putRole", "deleteRole", "makeToken", "revokeToken",
     } == COMMANDED  # fmt: skip
+
+
+async def test_waits_and_streams_that_a_revocation_ends_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the principal that was let in, though its credential is nobody's by then."""
+    monkeypatch.setattr(waits, "JUDGE_SECONDS", 0.05)
+    async with world() as found:
+        found.agent.broker.cluster.create("orders")
+        reader = ("Authorization", found.access.give("reader", "topic:orders=read"))
+        wires = [await Wire.open(found.agent.port) for _ in range(2)]
+        path = "/v1/topics/orders/partitions/0/records"
+        assert (await wires[0].ask(f"GET {path}", [("Accept", "text/event-stream"), reader])).status == 200
+        waiting = asyncio.create_task(wires[1].ask(f"GET {path}?wait=60s", [reader]))
+        await asyncio.sleep(0.1)
+        found.access.revoke("reader")
+        assert (await asyncio.wait_for(waiting, 30)).status == 401
+        told: list[dict[str, Any]] = []
+        async with asyncio.timeout(30):
+            while len(told) < 3:
+                told += found.told()
+                await asyncio.sleep(0.02)
+        for wire in wires:
+            wire.close()
+    assert kinds(told[1:]) == [("refusal", told[1]["operation"], "unauthenticated")] * 2
+    assert told[0]["kind"] == "login"
+    assert [record["principal"] for record in told[1:]] == ["of-reader"] * 2
