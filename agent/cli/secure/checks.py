@@ -96,9 +96,13 @@ def _modes(config: AgentConfig, file: ConfigFile) -> Iterator[Finding]:
     names = [name for name, known in SETTINGS.items() if known.is_secret]
     values = [section.get(name) for name in names] if isinstance(section, Mapping) else []
     has_secrets = any(isinstance(value, str) and not _is_file(value) for value in values)
+    named_key = _file_of(config.pool.gossip_key)
+    if named_key is not None and not os.path.lexists(named_key):
+        advice = "an agent does not start without it: copy it from another host, as it is the key of all"
+        yield Finding("gossip_key", "problem", f"{named_key}: No such file or directory", advice)
     secret: dict[str, str | None] = {
         "tls_key": config.tls.tls_key,
-        "gossip_key": _file_of(config.pool.gossip_key),
+        "gossip_key": named_key,
         "keyring": os.path.join(config.data, KEYRING),
         "data": None if config.is_loopback else config.data,
         "configuration": file.path if has_secrets else None,

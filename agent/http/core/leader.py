@@ -10,6 +10,7 @@ from shoal.agent.http.core.context import Call, Context, Deadline
 from shoal.agent.http.core.forward import Reply
 from shoal.agent.interface import Leader, Topic
 from shoal.agent.log_lines.names import agent_name
+from shoal.agent.security.access import Proof
 from shoal.errors import ErrorCode, ShoalError
 
 T = TypeVar("T")
@@ -102,7 +103,10 @@ async def at_leader(
     while True:
         leader = await led.find(deadline.remaining_ms())
         try:
-            return await here() if leader.local else await there(leader)
+            if leader.local:
+                return await here()
+            _require_client(call, led, leader)
+            return await there(leader)
         except ShoalError as error:
             if error.code not in (MOVING_CODES if leader.local else PASSING_CODES) or not error.definite:
                 raise
@@ -113,3 +117,14 @@ async def at_leader(
                     raise
                 detail = f"no leader of {led.name} was found in time: {error.detail}"
                 raise ShoalError("no-leader", detail, definite=True, **error.extra) from None
+
+
+def _require_client(call: Call, led: Led, leader: Leader) -> None:
+    """Raises ShoalError forbidden for somebody who has shown an agent's own certificate. A forwarder's
+    certificate is never its client's, so the leader would take the request for nobody's."""
+    if call.asker.identity.proof is Proof.AGENT:
+        raise ShoalError(
+            "forbidden",
+            "an agent's certificate counts only at the agent that does what is asked: ask"
+            f" {agent_name(leader.agent_id)} at {leader.url}, which leads {led.name}",
+        )

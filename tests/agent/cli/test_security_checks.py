@@ -93,6 +93,7 @@ def setting(line: str) -> Callable[[Path], None]:
         (mode("agent.key", 0o644), "TLS", "is open to every user of this host"),
         (mode("gossip.key", 0o604), "gossip_key", "has mode 604"),
         (mode("ca.crt", 0o666), "tls_ca mode", "every user of this host may change it"),
+        (lambda host: (host / "gossip.key").unlink(), "gossip_key", "gossip.key: No such file"),
         (mode("shoal.toml", 0o644), "configuration", "every user of this host may use it"),
         (setting(f'gossip_key = "{"A" * 43}="'), "configuration", "may use it"),
         (setting('advertise = "10.0.0.9"'), "names", "names 10.0.0.1, and others use 10.0.0.9"),

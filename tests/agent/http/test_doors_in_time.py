@@ -478,6 +478,23 @@ async def test_a_forwarder_asks_for_nobody_on_its_own_account() -> None:
         wire.close()
 
 
+async def test_an_agents_own_certificate_is_told_whom_to_ask() -> None:
+    """A forwarder's certificate is not its client's, so that nothing is passed on: the answer names the
+    leader, which takes the same request."""
+    async with pair(proven=True) as (agents, asker):
+        agents.first.broker.cluster.catalog_leader_id = agents.second.broker.agent_id
+        asker[0] = AGENT
+        lines = (("DELETE /v1/topics/orders", b""), ("POST /v1/principals/ann/tokens", b""))
+        wire, leading = [await Wire.open(agent.port) for agent in (agents.first, agents.second)]
+        for line, body in lines:
+            refused = await wire.ask(line, (), body)
+            assert refused.status == 403, line
+            assert f"at {agents.second.broker.url}, which leads the catalog" in refused.body.decode()
+            assert (await leading.ask(line, (), body)).status not in (401, 403), line
+        for one in (wire, leading):
+            one.close()
+
+
 # ---- bad input
 
 
