@@ -52,7 +52,7 @@ FAULTS: dict[str, tuple[str, object, str, object]] = {
     "a token in capitals": ("headers", judge, "parse_token", lambda text: parse_token(text.lower())),
     "another type of JWT": ("jwts", jwt, "TYPES", frozenset(("jwt", "logout+jwt", "jose"))),
     "an expired JWT": ("jwts", jwt, "_expiry", lambda claims, now_ms: int(claims["exp"] * 1_000)),
-    "another issuer": ("jwts", jwt.Issuer, "name", property(lambda issuer: None)),
+    "a clock of another hour": ("jwts", jwt, "CLOCK_DIFFERENCE_MS_MAX", 3_600_000),
     "a name twice in a JWT": ("jwts", jwt, "read_object", lambda data, most: __import__("json").loads(data)),
     "the first of two names": ("certificates", NameRules, "peer", _first_uri),
     "the first of two headers": ("heads", doorkeeper, "shown_credentials", _first_header),
