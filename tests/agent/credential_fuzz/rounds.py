@@ -26,13 +26,13 @@ from shoal.agent.security.jwt_keys import KeySet, keys_from
 from shoal.agent.tls.authority import Authority, AuthorityError, Pair, belong_together, read_issued
 from shoal.agent.tls.contexts import shake_hands
 from shoal.agent.tls.names import NameFault
-from tests.agent.credential_fuzz import certificates, front, headers, jwts, key_sets
+from tests.agent.credential_fuzz import certificates, front, headers, jwts, key_sets, sessions
 from tests.agent.credential_fuzz.certificates import Mint
 from tests.agent.credential_fuzz.texts import repeats
 
 SHARES: Final = {
-    "headers": 25, "jwts": 25, "key sets": 5, "certificates": 20, "pem files": 5, "handshakes": 1,
-    "heads": 19,
+    "headers": 20, "jwts": 20, "sessions": 10, "key sets": 5, "certificates": 20, "pem files": 5,
+    "handshakes": 1, "heads": 19,
 }  # fmt: skip
 """Cases of each kind in a hundred."""
 SLOWEST_S: Final = 0.5
@@ -173,11 +173,12 @@ def run_round(
     with tempfile.TemporaryDirectory(dir=_memory_directory()) as directory:
         mint = Mint(pathlib.Path(directory))
         authority = certificates.authority_pair()
-        judge = front.judge_of(front.principals())
+        judge = front.judge_of(sessions.with_sessions(front.principals()))
         keys = keys_from(key_set(*jwts.PUBLISHED))
         cases: dict[str, Case] = {
             "headers": lambda rng: headers.check_value(rng, judge),
             "jwts": lambda rng: check_jwt(rng, keys),
+            "sessions": lambda rng: sessions.check_session(rng, judge),
             "key sets": key_sets.check_key_set,
             "certificates": lambda rng: check_certificate(rng, mint),
             "pem files": lambda rng: check_pem(rng, mint, authority),

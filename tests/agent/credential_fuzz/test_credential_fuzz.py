@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from shoal.agent.http.core import doorkeeper, handed_over, problems
 from shoal.agent.security import judge, jwt
 from shoal.agent.security.access import PeerCertificate
+from shoal.agent.security.sessions import Sessions
 from shoal.agent.security.tokens import parse_token
 from shoal.agent.tls.names import NameRules
 from tests.agent.credential_fuzz import front, rounds
@@ -54,6 +56,8 @@ FAULTS: dict[str, tuple[str, object, str, object]] = {
     "an expired JWT": ("jwts", jwt, "_expiry", lambda claims, now_ms: int(claims["exp"] * 1_000)),
     "a clock of another hour": ("jwts", jwt, "CLOCK_DIFFERENCE_MS_MAX", 3_600_000),
     "a name twice in a JWT": ("jwts", jwt, "read_object", lambda data, most: __import__("json").loads(data)),
+    "a seal that nobody compares": ("sessions", hmac, "compare_digest", lambda *_: True),
+    "a session that was ended": ("sessions", Sessions, "has_ended", lambda *_: False),
     "the first of two names": ("certificates", NameRules, "peer", _first_uri),
     "the first of two headers": ("heads", doorkeeper, "shown_credentials", _first_header),
     "a principal of a client's": ("heads", doorkeeper, "shown_credentials", _any_forwarder),

@@ -140,6 +140,22 @@ LIST: Final[dict[str, list[tuple[str, str]]]] = {
     "10,001 principals": [
         ("tests/agent/security/test_bad_input.py::test_10001_principals", "PRINCIPALS_MAX + 1")
     ],
+    "a cookie from another site": [
+        (
+            "tests/agent/http/test_doors.py::test_a_session_is_refused_from_another_page",
+            '("Sec-Fetch-Site", "cross-site")',
+        ),
+        (DOORS, '"session among other cookies": Kind('),
+    ],
+    "a session after its end": [
+        (
+            "tests/agent/security/test_sessions.py::test_a_session_is_its_tokens_principal_for_half_a_day",
+            '"has expired"',
+        ),
+        ("tests/agent/security/test_sessions.py::test_a_session_ends_with_its_token", '"ended": "was ended"'),
+        ("tests/agent/test_sessions.py::test_a_session_is_taken_and_ended_at_every_agent", "def test_a"),
+        (FUZZ, "run_round"),
+    ],
     "a clock that jumps an hour either way": [
         (CLOCK, "HOUR_MS"),
         (f"{OF_JUDGE}::test_the_expired_does_not_come_alive_by_jumps_back_of_up_to_an_hour", "CLOCK_BACK"),
