@@ -25,6 +25,7 @@ import benchmarks_curves
 import benchmarks_gossip
 import benchmarks_groups
 import benchmarks_metrics
+import benchmarks_quota
 import benchmarks_replication
 import benchmarks_secure
 import benchmarks_start
@@ -222,6 +223,10 @@ class Bench:
         """Of that only tokens."""
         return benchmarks_tokens.rows(self)
 
+    def quota(self) -> list[Row]:
+        """Single records of one principal, beside another at ten times its quota."""
+        return benchmarks_quota.rows(self)
+
     def timers(self) -> list[Row]:
         """Of these only timer topics: appends, ten million pending, in time, and what views cost others."""
         return benchmarks_timers.rows(self)
@@ -325,6 +330,7 @@ def main() -> int:
         "tables",
         "secure",
         "tokens",
+        "quota",
         "curves",
         "calls",
         "spark",

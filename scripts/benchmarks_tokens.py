@@ -55,7 +55,7 @@ def rows(bench: Bench) -> list[Row]:
     """Single records with a token, beside the same where nobody is asked."""
     first = make_token(os.urandom(TOKEN_ID_BYTES), os.urandom(SECRET_BYTES))
     asks = {"SHOAL_AUTHENTICATION": "on", "SHOAL_BOOTSTRAP_TOKEN_HASH": first.hash().hex()}
-    with _agent(bench, {}) as free, _agent(bench, asks) as asking:
+    with agent_with(bench, {}) as free, agent_with(bench, asks) as asking:
         ask(free.url, "PUT", f"/v1/topics/{TOPIC}", {"partitions": 1, "replication_factor": 1})
         bench_topics.wait_leader(free.url, TOPIC)
         token = _producer(asking.url, first.reveal())
@@ -80,7 +80,7 @@ def rows(bench: Bench) -> list[Row]:
 
 
 @contextlib.contextmanager
-def _agent(bench: Bench, variables: Mapping[str, str]) -> Iterator[cluster.AgentProcess]:
+def agent_with(bench: Bench, variables: Mapping[str, str]) -> Iterator[cluster.AgentProcess]:
     """An agent with these settings."""
     directory = bench.directory / secrets.token_hex(4)
     agents, shoal = cluster.LocalCluster(directory), environment.command("shoal")
@@ -88,7 +88,7 @@ def _agent(bench: Bench, variables: Mapping[str, str]) -> Iterator[cluster.Agent
     try:
         agents.start(shoal, f"bench-{secrets.token_hex(4)}", ("bench-0",))
         agent = agents.agents[0]
-        _until(lambda: ask(agent.url, "GET", "/readyz"))
+        until(lambda: ask(agent.url, "GET", "/readyz"))
         yield agent
     finally:
         agents.stop()
@@ -104,7 +104,7 @@ def ask(url: str, method: str, path: str, body: object = None, token: str | None
         return json.load(answer)
 
 
-def _until(succeeds: Any) -> Any:
+def until(succeeds: Any) -> Any:
     """An agent that is new takes a moment to be ready and at its level."""
     deadline = time.monotonic() + RUN_TIMEOUT_SECONDS
     while True:
@@ -118,12 +118,12 @@ def _until(succeeds: Any) -> Any:
 
 def _producer(url: str, first: str) -> str:
     """The token of a principal that may produce to the topic, which is there."""
-    _until(lambda: ask(url, "PUT", "/v1/principals/admin", {"roles": ["admin"]}, first))
+    until(lambda: ask(url, "PUT", "/v1/principals/admin", {"roles": ["admin"]}, first))
     admin = ask(url, "POST", "/v1/principals/admin/tokens", {}, first)["token"]
     ask(url, "PUT", f"/v1/topics/{TOPIC}", {"partitions": 1, "replication_factor": 1}, admin)
     ask(url, "PUT", "/v1/principals/bench", {"roles": [f"producer:{TOPIC}*"]}, admin)
     token: str = ask(url, "POST", "/v1/principals/bench/tokens", {}, admin)["token"]
-    _until(lambda: ask(url, "POST", f"/v1/topics/{TOPIC}/records", {"records": [{"value": "x"}]}, token))
+    until(lambda: ask(url, "POST", f"/v1/topics/{TOPIC}/records", {"records": [{"value": "x"}]}, token))
     return token
 
 
@@ -148,12 +148,12 @@ def _by_turns(bench: Bench, *both: tuple[bytes, cluster.AgentProcess]) -> list[t
 
 def _reading(request: bytes, agent: cluster.AgentProcess) -> Reading:
     post(request, agent.url, connections=64, requests=WARM_UP_REQUESTS)
-    began_us = _processor_us(agent.pid)
+    began_us = processor_us(agent.pid)
     rate = post(request, agent.url, connections=64, requests=SINGLE_REQUESTS).per_second
-    return Reading(rate, (_processor_us(agent.pid) - began_us) / SINGLE_REQUESTS)
+    return Reading(rate, (processor_us(agent.pid) - began_us) / SINGLE_REQUESTS)
 
 
-def _processor_us(pid: int) -> float:
+def processor_us(pid: int) -> float:
     """Of all threads of a process, in ticks of 10 ms (proc(5))."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * 1e6 / os.sysconf("SC_CLK_TCK")
