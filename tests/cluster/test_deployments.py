@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import json
+import os
 import pathlib
 import re
 import ssl
@@ -179,6 +180,23 @@ if not REASON:
             assert agents.ask(host, "/v1/topics", agents.name(host))[0] == 200
             assert agents.ask(host, "/v1/topics", f"{agents.service}:7070")[0] == 200
             assert agents.ask(host, "/v1/topics", "evil.example")[0] == 403
+
+    def test_the_health_check_of_the_image_speaks_tls(agents: Deployed) -> None:
+        """Beside the agent, as the engine runs it; where no agent is it fails."""
+        text = (ROOT / "ops" / "Containerfile").read_text()
+        found = re.search(r"HEALTHCHECK .*?CMD (\[.*?\])$", text, re.MULTILINE | re.DOTALL)
+        assert found is not None
+        _, *words = json.loads(found[1])
+        for namespace, status in ((agents.network.namespace(1), 0), (None, 1)):
+            inside = [] if namespace is None else ["ip", "netns", "exec", namespace]
+            ran = subprocess.run(
+                [*inside, sys.executable, *words],
+                env={**os.environ, "SHOAL_DATA": str(agents.directory / "1")},
+                capture_output=True,
+                timeout=60,
+                check=False,
+            )
+            assert ran.returncode == status, ran.stderr
 
     def test_records_go_in_anywhere_and_come_out_anywhere(agents: Deployed) -> None:
         """Three replicas, one on each host."""

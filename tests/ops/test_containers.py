@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from typing import Any
 
@@ -18,6 +20,9 @@ from shoal import __version__
 from shoal.agent.cli.main import app
 from shoal.agent.config import AgentConfig
 from shoal.agent.http.admission.origin import HostPolicy
+from shoal.agent.process.config_source import ConfigSource
+from shoal.agent.tls.contexts import make_contexts
+from shoal.agent.tls.names import names_host
 from tests.ops.found_tools import ENGINE
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -93,11 +98,11 @@ def test_compose_names_versions_files_and_volumes_that_are_there() -> None:
     """Nothing is `latest`, nothing is mounted that does not exist, and ports are this machine's alone."""
     document = compose()
     services = document["services"]
-    assert set(services) == {*AGENTS, "prometheus", "grafana", "notebook"}
+    assert set(services) == {*AGENTS, "prometheus", "grafana", "notebook", "secrets", "principals"}
     stages = {arguments.partition(" AS ")[2] for name, arguments in instructions() if name == "FROM"}
     for name, service in services.items():
         assert names_a_version(service["image"]), name
-        for port in service["ports"]:
+        for port in service.get("ports", ()):
             assert port.startswith("127.0.0.1:"), f"{name}: {port}"
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
@@ -123,7 +128,9 @@ def test_compose_agents_are_one_cluster() -> None:
         given = {
             key: value for key, value in context.params.items() if value and key not in ("config", "check")
         }
-        config = AgentConfig.from_sources({**given, "data": "/var/lib/shoal"})
+        assert context.params["config"] == "/etc/shoal/shoal.toml"
+        assert f"{name}-files:/etc/shoal:ro" in services[name]["volumes"]
+        config = AgentConfig.from_sources({**given, "data": "/var/lib/shoal", "cluster": "fish"})
         assert config.name == config.advertise == name
         HostPolicy(f"http://{config.advertise}:7070").check(
             f"{name}:7070", None
@@ -143,11 +150,12 @@ def test_compose_agents_are_one_cluster() -> None:
 def test_prometheus_and_the_notebook_know_the_agents() -> None:
     """By the names of their services, which are those that they answer to."""
     services = compose()["services"]
-    urls = [f"http://{name}:7070" for name in AGENTS]
-    assert services["notebook"]["environment"]["SHOAL_AGENT"].split(",") == urls
+    urls = [f"https://{name}:7070" for name in AGENTS]
+    for one in ("notebook", "principals"):
+        assert services[one]["environment"]["SHOAL_AGENT"].split(",") == urls
     scraped = yaml.safe_load((OPS / "prometheus.yml").read_text())
     (job,) = scraped["scrape_configs"]
-    assert [f"http://{target}" for target in job["static_configs"][0]["targets"]] == urls
+    assert [f"{job['scheme']}://{target}" for target in job["static_configs"][0]["targets"]] == urls
     mounts = services["prometheus"]["volumes"] + services["grafana"]["volumes"]
     inside = {mount.split(":")[1] for mount in mounts}
     assert set(scraped["rule_files"]) <= inside
@@ -155,6 +163,60 @@ def test_prometheus_and_the_notebook_know_the_agents() -> None:
     assert source["url"] == "http://prometheus:9090"
     (provider,) = yaml.safe_load((OPS / "grafana" / "dashboards.yml").read_text())["providers"]
     assert f"{provider['options']['path']}/shoal.json" in inside
+
+
+def script(service: str) -> str:
+    """Of a service that ends, with its dollars as the shell sees them."""
+    found = compose()["services"][service]
+    assert found["entrypoint"] == ["/bin/sh", "-euc"]
+    (text,) = found["command"]
+    return str(text).replace("$$", "$")
+
+
+def test_the_files_of_compose_are_made_once_and_fit(tmp_path: pathlib.Path) -> None:
+    """The service's own script, in directories of the test: each agent's configuration works, and a second
+    run changes nothing."""
+    programs = tmp_path / "bin"
+    holders = (*AGENTS, "prometheus", "notebook", "operator")
+    for place in (programs, tmp_path / "secrets", *(tmp_path / "files" / name for name in holders)):
+        place.mkdir(parents=True)
+    for name, line in (("shoal", f'exec {sys.executable} -m shoal.agent "$@"'), ("chown", "exit 0")):
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+    text = script("secrets")
+    for place in ("/secrets", "/files"):
+        text = text.replace(f" {place}", f" {tmp_path}{place}")
+    made = []
+    for _ in range(2):
+        subprocess.run(
+            ["/bin/sh", "-euc", text],
+            env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
+            cwd=ROOT,
+            check=True,
+            timeout=120,
+            capture_output=True,
+        )
+        files = sorted((tmp_path / "files").glob("*/*"))
+        made.append([(path, path.read_bytes()) for path in files])
+    assert made[0] == made[1]
+    for name in AGENTS:
+        directory = tmp_path / "files" / name
+        config = ConfigSource({}, {}, str(directory / "shoal.toml")).read()
+        contexts = make_contexts(config.tls, config.cluster)
+        assert names_host(contexts.certificate, name)
+        assert not (directory / "authority.key").exists()
+        assert config.asks_for_credentials
+    scraped = yaml.safe_load((OPS / "prometheus.yml").read_text())["scrape_configs"][0]["tls_config"]
+    assert {pathlib.Path(path).name for path in scraped.values()} == {
+        path.name for path in (tmp_path / "files" / "prometheus").iterdir()
+    }
+    assert (tmp_path / "files" / "operator" / "first.token").read_text().startswith("shoal_")
+    for line in script("principals").splitlines():
+        words = shlex.split(line)[1:]
+        command: Any = typer.main.get_command(app)
+        while hasattr(command, "commands"):
+            command = command.commands[words.pop(0)]
+        command.make_context(line, words)
 
 
 def test_the_notebooks_cells_are_python() -> None:
