@@ -436,7 +436,7 @@ MUTANTS = (
     Mutant(
         read_without_asking,
         ("History",),
-        first_seed=17,
+        first_seed=5,
         knobs=_only("cut_leader", "mute_leader", "pause_leader", nodes=3, partitions=3, impatient=True),
     ),
     Mutant(answer_at_the_own_sync, LOSS, knobs=_only("cut_leader", "kill_leader", "mute_leader")),
