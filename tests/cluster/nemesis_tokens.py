@@ -26,7 +26,8 @@ LIMIT_S = 120.0
 RETRY_S = 0.3
 PAUSE_S = 0.5
 USES = 6
-UNAUTHENTICATED = 401
+REFUSALS = (401, 429)
+"""The latter where an address has failed too often within a minute."""
 KEPT = 12
 """Of the tokens that were ended, at most so many are tried at once."""
 RECORD = {"records": [{"value": "v"}]}
@@ -131,7 +132,7 @@ class Guests:
             return 0
         is_in = answer.status < 300
         self.let_in += is_in
-        self.refused += answer.status == UNAUTHENTICATED
+        self.refused += answer.status in REFUSALS
         is_new = guest.ended_s < started_s and begun_s - started_s < HOLDS_S and host.started_s == started_s
         is_calm = begun_s - max(guest.ended_s, self._hosts.disturbed_s) > HOLDS_S and self._hosts.is_calm
         if is_in and (is_new or is_calm):
@@ -149,7 +150,7 @@ class Guests:
         for host in self._hosts.all:
             for guest in self.ended:
                 status = await self._use(host, guest)
-                if status not in (0, UNAUTHENTICATED):
+                if status not in (0, *REFUSALS):
                     self.anomalies.append(f"{host.namespace} answers {status} to {guest} in the end")
             await self._let_in_at_last(host, last)
         self._connections.close()

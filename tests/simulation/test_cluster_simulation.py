@@ -140,6 +140,50 @@ def test_timers_keep_their_promises() -> None:
     assert int(said[1]) > int(said[2]) > 200
 
 
+SECURED = """
+import gc
+from dataclasses import replace
+from cluster_sim.knobs import Knobs
+from cluster_sim.mutants import SECURED
+from cluster_sim.simulation import ClusterSimulation
+
+gc.disable()
+simulation = ClusterSimulation(1, knobs=replace(Knobs.of_seed(1), **SECURED))
+simulation.keep()
+simulation.run()
+print(simulation.summary(), flush=True)
+"""
+
+
+def test_what_operators_end_stays_ended() -> None:
+    """Principals and tokens come and go under kills; states are read back from files and from peers, and
+    holders are let in and refused."""
+    ran = run_code(SECURED)
+    assert ran.returncode == 0, ran.stderr[-4_000:]
+    said = re.search(
+        r"(\d+) done.*; (\d+) tokens, (\d+) ended, (\d+) let in, (\d+) refused, (\d+) rest", ran.stdout
+    )
+    assert said is not None, ran.stdout
+    done, tokens, ended, let_in, refused, restored = map(int, said.groups())
+    assert done > tokens > ended > 1
+    assert min(let_in, refused) > 5
+    assert restored > 20
+
+
+ASKING = f"""
+from cluster_sim.simulation import ClusterSimulation
+
+print(sum(ClusterSimulation(seed).secured.is_on for seed in range({SEEDS})))
+"""
+
+
+def test_half_of_all_seeds_ask_for_tokens() -> None:
+    """Where no other fault holds the level back that principals need."""
+    ran = run_code(ASKING)
+    assert ran.returncode == 0, ran.stderr[-4_000:]
+    assert 0.4 * SEEDS < int(ran.stdout) < 0.6 * SEEDS
+
+
 ASKING_THE_CLOCK = """
 import gc
 import sys
@@ -170,7 +214,7 @@ from cluster_sim.simulation import ClusterSimulation
 gc.disable()
 is_running = True
 doing = dict.fromkeys(("arrow", "leader_acks", "keys", "library", "sink", "crowd", "impatient"), True)
-doing |= {"groups": ("shared", "exclusive", "key-ordered")}
+doing |= {"groups": ("shared", "exclusive", "key-ordered"), "secured": True}
 simulation = ClusterSimulation(3, knobs=replace(Knobs.of_seed(3), **SHORT | doing))
 simulation.keep()
 simulation.run()
@@ -234,6 +278,7 @@ def test_cluster_knobs_cover_the_faults() -> None:
         "births",
         "disaster",
         "timers",
+        "secured",
     ):
         assert {getattr(knobs, name) for knobs in drawn} == {True, False}, name
     assert {mode for knobs in drawn for mode in knobs.groups} == {"shared", "exclusive", "key-ordered"}

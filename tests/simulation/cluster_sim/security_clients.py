@@ -43,7 +43,8 @@ RULES = (
     "cluster=admin",
 )
 BUILT_IN = ("viewer", f"producer:{GUARDED}", f"consumer:{GUARDED}", "admin")
-UNAUTHENTICATED, FORBIDDEN = 401, 403
+UNAUTHENTICATED, FORBIDDEN, TOO_MANY = 401, 403, 429
+"""The last one where an address has failed too often: also a refusal."""
 WAIT_S = 20.0
 """Longer than a revocation takes to end it."""
 KEPT = 24
@@ -334,7 +335,7 @@ class Holder(_Client):
             return 0
         is_in = answer.status < 300
         self.let_in += is_in
-        self.refused += answer.status in (UNAUTHENTICATED, FORBIDDEN)
+        self.refused += answer.status in (UNAUTHENTICATED, FORBIDDEN, TOO_MANY)
         said = f"{self._name} asked {node.name} {act.method} {act.path} by {held}: {answer.status}"
         if is_in:
             self._was_not_ended(held, before, begun_s, said)
@@ -393,7 +394,7 @@ class Holder(_Client):
     async def _refuses(self, node: Node, held: Held) -> None:
         for act in (LOOK_UP, APPEND):
             status = await self._try(node, held, act)
-            if status not in (0, UNAUTHENTICATED):
+            if status not in (0, UNAUTHENTICATED, TOO_MANY):
                 said = f"{node.name} answers {status} to {act.method} {act.path} by {held}"
                 raise InvariantViolation("RevokedInTime", said)
 

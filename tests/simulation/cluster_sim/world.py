@@ -49,6 +49,7 @@ from cluster_sim.loop import LIFE, Life, SimLoop
 from cluster_sim.network import Network
 from cluster_sim.raw_socket import Sockets
 from shoal.agent.host.config import HostConfig
+from shoal.agent.http.core.request_quota import Meters
 from shoal.agent.partition.state.idempotence import PRODUCER_BYTES, ProducerTable
 from shoal.agent.partition.state.retention import Retention
 from shoal.agent.topics import catalog_service as catalog_follow
@@ -197,6 +198,7 @@ def replacements(
         (aiohttp.connector.aiohappyeyeballs, "start_connection", start_connection),
         (aiohttp.connector, "monotonic", time.monotonic),  # how long a kept connection has been idle
     ]
+    places.append((Meters.__init__, "__defaults__", (time.monotonic_ns,)))
     if few_producers:
         room = {**(ProducerTable.__init__.__kwdefaults__ or {}), "max_bytes": PRODUCERS * PRODUCER_BYTES}
         places.append((ProducerTable.__init__, "__kwdefaults__", room))
