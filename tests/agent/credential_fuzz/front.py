@@ -22,7 +22,8 @@ from shoal.agent.security.jwt import Verifier
 from shoal.agent.security.jwt_keys import keys_from
 from shoal.agent.security.principals import AskedBy, MakeToken, PutPrincipal, RevokeToken, Security
 from shoal.agent.security.rules import rules_from_texts
-from tests.agent.credential_fuzz import jwts
+from tests.agent.credential_fuzz import jwts, sessions
+from tests.agent.credential_fuzz.cookies import may_be_let_in_with_cookies, with_cookie
 from tests.agent.credential_fuzz.heads import (
     ANNS,
     BARE,
@@ -34,7 +35,6 @@ from tests.agent.credential_fuzz.heads import (
     fault_of_refusal,
     hostile,
     is_strict,
-    may_be_let_in,
 )
 from tests.agent.credential_fuzz.texts import repeats
 
@@ -128,7 +128,7 @@ class Front:
 
     def _judge(self, case: Case, status: int, head: str, body: bytes, *, is_strict_head: bool) -> None:
         where = f"{status} {body[:300]!r} for {case.certificate} {case.head[:1_200]!r}"
-        is_allowed = may_be_let_in(case)
+        is_allowed = may_be_let_in_with_cookies(case)
         is_served = status < 300 or (status == 404 and b'"unknown-route"' not in body)
         assert is_allowed or not is_served, f"let in: {where}"
         if is_served:
@@ -195,7 +195,12 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, str, bytes]:
 @asynccontextmanager
 async def standing() -> AsyncIterator[Front]:
     """On 127.0.0.1, with the real judge and the time of the tests' issuer."""
-    cluster, state, trail, lines = FakeCluster(), principals(), AuditTrail("one"), Lines()
+    cluster, state, trail, lines = (
+        FakeCluster(),
+        sessions.with_sessions(principals()),
+        AuditTrail("one"),
+        Lines(),
+    )
     front: Front | None = None
     broker = cluster.add("one")
     for topic in ("orders", "hidden"):
@@ -229,7 +234,7 @@ async def ask(seed: int, count: int) -> tuple[int, int]:
     async with standing() as front:
         for number in range(count):
             try:
-                await front.ask(hostile(rng))
+                await front.ask(with_cookie(rng, hostile(rng)))
             except AssertionError as error:
                 error.add_note(f"head {number} of seed {seed}")
                 raise

@@ -50,10 +50,20 @@ def sealed(payload: str, key_id: str = KEY_ID, secret: bytes = SECRET) -> str:
     return f"shoals_{key_id}.{payload}.{base64url(seal)}"
 
 
+def good_values(rng: random.Random) -> list[Any]:
+    """Those of a session that counts."""
+    owner, token = rng.choice((("bob", BOBS), ("ann", ANNS), ("bare", BARE)))
+    return [LIVE_SESSION, owner, "token", token.id, [], [1, 1], NOW_MS + 1]
+
+
+def good(rng: random.Random) -> str:
+    """A session that counts."""
+    return sealed(base64url(json.dumps(good_values(rng)).encode()))
+
+
 def hostile(rng: random.Random) -> str:
     """One that is good, or nearly."""
-    owner, token = rng.choice((("bob", BOBS), ("ann", ANNS), ("bare", BARE)))
-    values: list[Any] = [LIVE_SESSION, owner, "token", token.id, [], [1, 1], NOW_MS + 1]
+    values = good_values(rng)
     for _ in range(rng.choice((0, 0, 1, 1, 2))):
         at = rng.randrange(len(values) or 1)
         match rng.randrange(6):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from shoal.agent.http.admission.cookies import sessions_in
 from shoal.agent.http.core import doorkeeper, handed_over, problems
 from shoal.agent.security import judge, jwt
 from shoal.agent.security.access import PeerCertificate
@@ -49,6 +50,10 @@ def _any_forwarder(headers: Any, certificate: PeerCertificate | None, *_: Any) -
     )
 
 
+def _first_session(headers: Any, name: str) -> list[str]:
+    return sessions_in(headers, name)[:1]
+
+
 FAULTS: dict[str, tuple[str, object, str, object]] = {
     "blanks around a token": ("headers", judge, "parse_token", lambda text: parse_token(text.strip())),
     "a token in capitals": ("headers", judge, "parse_token", lambda text: parse_token(text.lower())),
@@ -61,6 +66,8 @@ FAULTS: dict[str, tuple[str, object, str, object]] = {
     "the first of two names": ("certificates", NameRules, "peer", _first_uri),
     "the first of two headers": ("heads", doorkeeper, "shown_credentials", _first_header),
     "a principal of a client's": ("heads", doorkeeper, "shown_credentials", _any_forwarder),
+    "a cookie of another site": ("heads", doorkeeper, "refuse_other_pages", lambda *_: None),
+    "the first of two cookies": ("heads", doorkeeper, "sessions_in", _first_session),
     "a header in an answer": ("heads", problems, "parsers_words", str),
     "a header in the log": ("heads", handed_over, "parsers_words", str),
 }
