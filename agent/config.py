@@ -113,7 +113,7 @@ class SecuritySettings(JwtSettings):
         """Raises ConfigError, which shows no hash."""
         if self.authentication not in AUTHENTICATION:
             raise ConfigError(f"authentication {self.authentication!r}: use {', '.join(AUTHENTICATION)}")
-        if (fault := self.jwt_fault()) is not None:
+        if (fault := self.jwt_fault(is_off=self.authentication == "off")) is not None:
             raise ConfigError(fault)
         if self.bootstrap_token_hash is not None:
             try:

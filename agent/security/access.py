@@ -96,6 +96,10 @@ class Access(Protocol):
         cluster."""
         ...
 
+    def has_rules(self, identity: Identity) -> bool:
+        """Whether it may do anything at all. One that may not is told nothing about the cluster."""
+        ...
+
     def quotas_of(self, identity: Identity) -> Quotas:
         """Its limits a second; `version` is another one once they may be others."""
         ...
@@ -116,6 +120,9 @@ class OpenAccess:
         raise ShoalError("no-session", "this agent asks nobody for credentials: no session is needed")
 
     def may(self, identity: Identity, wanted: Need, resource: str) -> bool:
+        return True
+
+    def has_rules(self, identity: Identity) -> bool:
         return True
 
     def quotas_of(self, identity: Identity) -> Quotas:

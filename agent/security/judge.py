@@ -221,6 +221,14 @@ class Judge:
             return self._first_counts(self._state())
         return allowed(self._rules_of(identity), wanted, resource)
 
+    def has_rules(self, identity: Identity) -> bool:
+        """Of its own, of its roles, or of everybody. Raises ShoalError not-ready."""
+        if identity.proof in (Proof.AGENT, Proof.OPEN):
+            return True
+        if identity.principal == BOOTSTRAP and identity.proof in (Proof.TOKEN, Proof.SESSION):
+            return self._first_counts(self._state())
+        return bool(self._rules_of(identity))
+
     def quotas_of(self, identity: Identity) -> Quotas:
         """Agents have none, nor has the first token."""
         state = self._state()

@@ -185,8 +185,8 @@ def _principal(claims: dict[str, Any], issuer: Issuer) -> str:
     except PrincipalError:
         pass
     raise JwtError(
-        f"the JWT's claim {issuer.principal_claim} is no name of a principal: 1 to 128 of letters, digits,"
-        " . _ @ + - (jwt_principal_claim names another claim)"
+        f"the JWT's claim {issuer.principal_claim} is no name of a principal: 1 to 256 of letters, digits,"
+        " . _ @ + : / | - (jwt_principal_claim names another claim)"
     )
 
 

@@ -30,8 +30,14 @@ class JwtSettings:
     def takes_jwts(self) -> bool:
         return self.jwt_issuer is not None
 
-    def jwt_fault(self) -> str | None:
-        """The sentence that refuses them, which shows no URL: it could have a password. None for none."""
+    def jwt_fault(self, *, is_off: bool = False) -> str | None:
+        """The sentence that refuses them, which shows no URL: it could have a password. None for none.
+        `is_off`: nobody is asked for credentials, because somebody said so."""
+        if is_off and self.takes_jwts:
+            return (
+                "authentication is off, so no JWT would be looked at: leave out every jwt_ setting, or let"
+                " authentication be `on`"
+            )
         needed = {
             "jwt_issuer": self.jwt_issuer,
             "jwt_audience": self.jwt_audience,

@@ -31,7 +31,8 @@ MAX_SECURITY_COST: Final = 8 << 20
 """Of the whole state, which is a part of the catalog's file, beside what topics may take there."""
 BOOTSTRAP: Final = "bootstrap"
 """The principal of the first token, which stands in the configuration of the agents."""
-PRINCIPAL_NAME: Final = re.compile(r"[a-zA-Z0-9._@+-]{1,128}")
+PRINCIPAL_NAME: Final = re.compile(r"(?![./|:])[a-zA-Z0-9._@+:/|-]{1,256}")
+"""Also as issuers and certificates call their own: `auth0|5f7c`, `spiffe://example.com/orders`."""
 _PRINCIPAL_COST = 128  # beside its names: the fields of the document, and its version
 _TOKEN_COST = 160
 _NAME_COST = 3  # quotes and a comma
@@ -196,7 +197,8 @@ def check_principal(name: str, roles: Collection[str]) -> None:
     """Of a principal that somebody makes. Raises PrincipalError, RuleError."""
     if PRINCIPAL_NAME.fullmatch(name) is None:
         raise PrincipalError(
-            f"{name[:80]!r} is no name of a principal: use 1 to 128 of letters, digits, . _ @ + -"
+            f"{name[:80]!r} is no name of a principal: use 1 to 256 of letters, digits, . _ @ + : / | -, and"
+            " begin with none of . : / |"
         )
     if name == BOOTSTRAP:
         raise PrincipalError(f"{BOOTSTRAP} is the principal of the first token: choose another name")

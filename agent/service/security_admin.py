@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Callable, Mapping
+from heapq import nsmallest
 from typing import Any, Final, TypeVar
 
 from shoal.agent.security.access import ANONYMOUS, AskedBy, Place
@@ -59,10 +60,11 @@ class SecurityAdmin(TopicService):
 
     # ---- as this agent's catalog knows them ------------------------------------------------------
 
-    def principals(self) -> list[Json]:
-        """By name."""
+    def principals(self, after: str = "", limit: int = PRINCIPALS_MAX) -> list[Json]:
+        """By name: so many behind that one."""
         known = self._parts().topics.security.principals
-        return [principal_document(entry) for _, entry in sorted(known.items())]
+        names = nsmallest(limit, (name for name in known if name > after))
+        return [principal_document(known[name]) for name in names]
 
     def principal(self, name: str) -> Json:
         """ShoalError unknown-principal."""
@@ -71,13 +73,13 @@ class SecurityAdmin(TopicService):
             raise ShoalError("unknown-principal", f"there is no principal {shown(name)}")
         return principal_document(entry)
 
-    def roles(self) -> list[Json]:
-        """Those that are built in, without the ones of topics; then the others by name."""
+    def roles(self, after: str | None = None, limit: int = ROLES_MAX) -> list[Json]:
+        """Those that are built in, without the ones of topics; then the others by name: so many behind that
+        one."""
         known = self._parts().topics.security.roles
-        return [
-            *map(_built_in_document, BUILT_IN),
-            *(role_document(entry) for _, entry in sorted(known.items())),
-        ]
+        names = nsmallest(limit, (name for name in known if name > (after or "")))
+        built_in = [*map(_built_in_document, BUILT_IN)] if after is None else []
+        return [*built_in, *(role_document(known[name]) for name in names)]
 
     def role(self, name: str) -> Json:
         """ShoalError unknown-role, bad-request for topics of a built-in one that cannot be."""

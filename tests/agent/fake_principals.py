@@ -65,14 +65,14 @@ class FakePrincipalBroker:
     def _admin(self) -> InstantAdmin:
         return InstantAdmin(self.cluster.security)
 
-    def principals(self) -> list[Json]:
-        return self._admin.principals()
+    def principals(self, after: str = "", limit: int = 10_000) -> list[Json]:
+        return self._admin.principals(after, limit)
 
     def principal(self, name: str) -> Json:
         return self._admin.principal(name)
 
-    def roles(self) -> list[Json]:
-        return self._admin.roles()
+    def roles(self, after: str | None = None, limit: int = 1_000) -> list[Json]:
+        return self._admin.roles(after, limit)
 
     def role(self, name: str) -> Json:
         return self._admin.role(name)

@@ -77,6 +77,9 @@ class MemoryAccess:
             return True
         return allowed(rules_from_texts(self.rules.get(identity.principal, ())), wanted, resource)
 
+    def has_rules(self, identity: Identity) -> bool:
+        return identity.proof is Proof.AGENT or bool(self.rules.get(identity.principal, ()))
+
     def quotas_of(self, identity: Identity) -> Quotas:
         return self.quotas.get(identity.principal, NO_QUOTAS)
 

@@ -184,7 +184,7 @@ def bad_claims(now_s: int) -> dict[str, str]:
         "no principal": signed(claims(now_s, sub=None)),
         "principal is a number": signed(claims(now_s, sub=7)),
         "principal is a path": signed(claims(now_s, sub="../ann")),
-        "principal is long": signed(claims(now_s, sub="a" * 129)),
+        "principal is long": signed(claims(now_s, sub="a" * 257)),
         "the first token's principal": signed(claims(now_s, sub="bootstrap")),
         "anonymous": signed(claims(now_s, sub="anonymous")),
         "17 roles": signed(claims(now_s, roles=[f"role-{n}" for n in range(17)])),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.config import AgentConfig, ConfigError, parse_host_port
+from shoal.agent.config import AgentConfig, ConfigError, SecuritySettings, parse_host_port
 
 
 def test_flags_beat_environment_beat_file_beat_defaults() -> None:
@@ -190,3 +190,12 @@ def test_a_configuration_travels_through_the_environment(config: AgentConfig) ->
 def test_long_durations_have_units_of_their_own(text: str, expected_ms: int) -> None:
     """As retention has them."""
     assert AgentConfig.from_sources({"data": "d", "replace_after": text}).replace_after_ms == expected_ms
+
+
+def test_jwts_are_refused_where_nobody_is_asked() -> None:
+    """Else whoever set them would believe that they count."""
+    jwts = {"jwt_issuer": "https://a.example.com/", "jwt_audience": "fish", "jwt_keys": "keys.json"}
+    SecuritySettings(**jwts).validate()
+    with pytest.raises(ConfigError, match="authentication is off, so no JWT"):
+        SecuritySettings(authentication="off", **jwts).validate()
+    SecuritySettings(authentication="off").validate()

@@ -49,10 +49,12 @@ async def member(call: Call) -> web.Response:
 
 def _shown_members(call: Call, members: list[Json]) -> list[Json]:
     """Members with the partitions that the asker may describe. A client finds agents by them, so that only
-    the tags need a permission of their own."""
+    the tags need a permission of their own. An asker that may do nothing needs no agents, and sees none."""
     asker = call.asker
     if not asker.is_asked:
         return members
+    if not asker.has_rules():
+        return []
     tags = asker.may_describe_cluster()
     return [
         {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from urllib.parse import quote
 
@@ -9,16 +10,19 @@ from aiohttp import web
 
 from shoal.agent.http.admin.topics import exchange, optional_object
 from shoal.agent.http.api import security_operations as api
+from shoal.agent.http.api.media import JSON_TYPE
 from shoal.agent.http.api.operations import VERSION_CHARACTERS_MAX
 from shoal.agent.http.core.context import Call, Deadline
 from shoal.agent.http.core.dispatch import Handler, Route
 from shoal.agent.http.core.handed_over import HandedOver
 from shoal.agent.http.core.leader import at_leader, catalog_of
 from shoal.agent.http.core.parameters import invalid
-from shoal.agent.http.core.problems import json_response
+from shoal.agent.http.core.problems import json_bytes, json_response
 from shoal.agent.interface import Json, Leader
 from shoal.agent.security.access import ASKED_CHARACTERS_MAX, AskedBy
 
+SLICE_ENTRIES = 200
+"""Of a list, made in one turn of the loop: some milliseconds."""
 ADDRESS_CHARACTERS_MAX = 64
 """Of a client's address, as an agent that passes a request on tells it."""
 
@@ -45,7 +49,9 @@ def of_client(call: Call) -> dict[str, str]:
 
 async def list_principals(call: Call) -> web.Response:
     """All of them: an administrator's list."""
-    return json_response({"principals": call.context.broker.principals()})
+    broker = call.context.broker
+    first = broker.principals("", SLICE_ENTRIES)
+    return await _in_slices("principals", first, lambda after: broker.principals(after, SLICE_ENTRIES))
 
 
 async def read_principal(call: Call) -> web.Response:
@@ -55,7 +61,20 @@ async def read_principal(call: Call) -> web.Response:
 
 async def list_roles(call: Call) -> web.Response:
     """Those that are built in, too."""
-    return json_response({"roles": call.context.broker.roles()})
+    broker = call.context.broker
+    first = broker.roles(None, SLICE_ENTRIES)
+    return await _in_slices("roles", first, lambda after: broker.roles(after, SLICE_ENTRIES))
+
+
+async def _in_slices(name: str, entries: list[Json], behind: Callable[[str], list[Json]]) -> web.Response:
+    """The whole list, by name. Others get their turn of the loop between two slices."""
+    pieces: list[bytes] = []
+    while entries:
+        pieces.append(json_bytes(entries)[1:-1])
+        await asyncio.sleep(0)
+        entries = behind(entries[-1]["name"])
+    body = b"".join((b'{"', name.encode(), b'":[', b",".join(pieces), b"]}\n"))
+    return web.Response(body=body, content_type=JSON_TYPE)
 
 
 async def read_role(call: Call) -> web.Response:

@@ -94,7 +94,7 @@ def durations(low_ms: int, high_ms: int) -> str:
 
 GROUP_NAME = "^(?![.]{1,2}$)[a-zA-Z0-9._-]{1,64}$"
 """Of a consumer group."""
-PRINCIPAL = "^[a-zA-Z0-9._@+-]{1,128}$"
+PRINCIPAL = "^[a-zA-Z0-9_@+-][a-zA-Z0-9._@+:/|-]{0,255}$"
 """The name of a principal."""
 _OPEN_NAME = "[a-zA-Z0-9.-][a-zA-Z0-9._-]{0,248}"  # of a topic that rules may name
 _TOPICS = f"([*]|{_OPEN_NAME}[*]?)"

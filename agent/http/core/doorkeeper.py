@@ -130,6 +130,10 @@ class Asker:
         """Whether a list may show this topic."""
         return not self._access.is_on or self.may(TOPIC_DESCRIBE, topic)
 
+    def has_rules(self) -> bool:
+        """Whether it may do anything. Raises ShoalError not-ready."""
+        return self._access.has_rules(self.identity)
+
     def may_describe_cluster(self) -> bool:
         """Whether an answer may tell about the whole cluster. An agent that knows no principals yet does not
         know, and tells nothing."""

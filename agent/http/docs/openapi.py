@@ -43,7 +43,7 @@ _VARIABLES: dict[str, tuple[str, Schema]] = {
     "group": ("1 to 64 of a-z A-Z 0-9 . _ -.", GROUP_NAME),
     "consumer": ("1 to 128 printable characters.", LABEL),
     "key": ("The row's key, percent-encoded; slashes may also stand in it as they are.", KEY),
-    "principal": ("1 to 128 of a-z A-Z 0-9 . _ @ + -.", PRINCIPAL_NAME),
+    "principal": ("1 to 256 of a-z A-Z 0-9 . _ @ + : / | -, percent-encoded.", PRINCIPAL_NAME),
     "role": ("1 to 64 of a-z A-Z 0-9 . _ -, or a built-in one as `consumer:orders*`.", ROLE_NAME),
     "token": ("The token's id: the 8 characters behind `shoal_`.", TOKEN_ID),
     "kept": ("The name that a kept topic had, or its id.", TEXT),

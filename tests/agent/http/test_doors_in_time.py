@@ -292,7 +292,8 @@ async def test_lists_show_what_may_be_described(house: House) -> None:
     assert set((await told(house, "/v1/routes", one))["topics"]) == {"orders"}  # type: ignore[call-overload]
     assert set((await told(house, "/v1/routes", all_topics))["topics"]) == {"orders", "others", "rows"}  # type: ignore[call-overload]
     assert (await told(house, "/v1/routes"))["topics"] == {}
-    (member,) = (await told(house, "/v1/members"))["members"]  # type: ignore[misc]
+    assert (await told(house, "/v1/members"))["members"] == []
+    (member,) = (await told(house, "/v1/members", "topic:x=write"))["members"]  # type: ignore[misc]
     assert member["url"] == house.agent.broker.url
     assert member["tags"] == {}
     (member,) = (await told(house, "/v1/members", "cluster=describe"))["members"]  # type: ignore[misc]

@@ -392,6 +392,19 @@ def test_a_session_of_a_jwt_ends_with_it_and_with_its_key() -> None:
         Judge(lambda: world.state).identify(f"Session {sealed}", None, NOW_MS)
 
 
+def test_an_identity_without_any_rule_is_known_as_that() -> None:
+    """Rules of everybody are rules; the first token has all of them while it counts."""
+    world = World(*bobs(), put("eve"))
+    _, bob = world.login(BOBS.reveal())
+    _, first = world.login(FIRST.reveal())
+    eve = Identity("eve", Proof.CERTIFICATE)
+    assert [world.judge.has_rules(one) for one in (bob, first, eve)] == [True, True, False]
+    assert world.judge.has_rules(Identity("x", Proof.AGENT))
+    assert OpenAccess().has_rules(Identity("x", Proof.OPEN))
+    world.apply(put("anonymous", "topic:a=read"))
+    assert world.judge.has_rules(eve)
+
+
 def test_no_session_is_made_of_a_session_or_without_a_key() -> None:
     """Else one could be drawn out for ever. Where nobody is asked, none is needed."""
     world = World(*bobs())

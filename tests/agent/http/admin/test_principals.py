@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from http_fixtures import Agent, one_agent, two_agents
 
+from shoal.agent.http.admin import principals
 from shoal.agent.security.principals import PutPrincipal
 from shoal.agent.security.tokens import parse_token
 
@@ -132,7 +135,7 @@ async def test_a_change_tells_who_asked_from_where_and_when(agent: Agent) -> Non
         ("PUT", "principals/bob", {"quotas": ["requests"]}, "bad-request"),
         ("PUT", "principals/bob", {"quotas": None}, "bad-request"),
         ("PUT", "principals/bob", {"quotas": {"requests": 0}}, "bad-request"),
-        ("PUT", "principals/bob", {"quotas": {"streams": 5}}, "bad-request"),
+        ("PUT", "principals/bob", {"quotas": {"topics": 5}}, "bad-request"),
         ("PUT", "roles/clerk", {"quotas": {"bytes_in": "5"}}, "bad-request"),
         ("PUT", "principals/bob", b"[]", "bad-request"),
         ("PUT", "principals/bob", b"\xff", "bad-request"),
@@ -168,3 +171,54 @@ async def test_a_refusal_says_why_and_changes_nothing(
     answer = await agent.request(method, f"/v1/{path}", body)
     answer.problem(code)
     assert agent.broker.cluster.security.catalog.security.changed == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "spiffe://example.com/ns/orders/sa/writer",
+        "auth0|5f7c8e",
+        "repo:fish/shoal:ref:refs/heads/main",
+        "x" * 256,
+    ],
+)
+async def test_principals_have_the_names_that_issuers_give(agent: Agent, name: str) -> None:
+    """Percent-encoded in a path, slashes too; a token of theirs is made and shown."""
+    path = f"/v1/principals/{quote(name, safe='')}"
+    assert (await agent.request("PUT", path, {"roles": ["viewer"]})).status == 201
+    assert (await agent.post(f"{path}/tokens")).json["principal"] == name
+    assert (await agent.get(path)).json["name"] == name
+    assert [entry["name"] for entry in (await agent.get("/v1/principals")).json["principals"]] == [name]
+    assert (await agent.request("DELETE", path)).status == 204
+
+
+async def test_long_lists_are_whole_and_let_others_go_on(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In slices, by name; the roles that are built in come first and once."""
+    monkeypatch.setattr(principals, "SLICE_ENTRIES", 3)
+    names = [f"p{number:02}" for number in range(10)]
+    for name in names:
+        await put(agent, f"principals/{name}", {})
+        await put(agent, f"roles/{name}", {"rules": ["topic:a=read"]})
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    before = turns
+    listed = (await agent.get("/v1/principals")).json["principals"]
+    assert turns - before >= len(names) // 3
+    roles = (await agent.get("/v1/roles")).json["roles"]
+    counting.cancel()
+    assert [entry["name"] for entry in listed] == names
+    assert [entry["name"] for entry in roles if not entry["built_in"]] == names
+    built_in = [entry["name"] for entry in roles if entry["built_in"]]
+    assert len(built_in) == len(set(built_in)) > 0
+    assert [entry["built_in"] for entry in roles] == sorted(
+        (entry["built_in"] for entry in roles), reverse=True
+    )
