@@ -8,6 +8,7 @@ import logging
 import pathlib
 import socket
 import ssl
+import time
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -317,6 +318,31 @@ async def test_refusals_are_counted_and_told(
     assert {kind for kind, count in refusals.counts.items() if count == 2} == expected
     assert sum(refusals.counts.values()) == 2 * len(expected)
     assert sorted(told) == sorted((kind, "127.0.0.1") for kind in expected)
+
+
+@pytest.mark.parametrize("jump_s", [-3_600, 3_600])
+async def test_a_clock_that_jumps_an_hour(
+    settings: TlsSettings, plain: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, jump_s: int
+) -> None:
+    """Neither a connection that is open nor a handshake ends for it, and refusals are told again."""
+    told: list[RefusalKind] = []
+    refusals = Refusals(tell=lambda kind, _, __: told.append(kind))
+    async with tls_agent(settings, plain, refusals=refusals) as agent:
+        _, writer = begun = await asyncio.open_connection("127.0.0.1", agent.port)
+        assert (await agent.get("/v1/members")).status == 200
+        await agent.raw(b"GET / HTTP/1.1\r\n\r\n")
+        real_time = time.time
+        monkeypatch.setattr(listening.time, "time", lambda: real_time() + jump_s)
+        assert (await agent.get("/v1/members")).status == 200
+        for _ in range(2):
+            await agent.raw(b"GET / HTTP/1.1\r\n\r\n")
+        _, late = await asyncio.open_connection("127.0.0.1", agent.port, ssl=plain)
+        assert (await agent.get("/v1/members")).status == 200
+        assert agent.door.opening == 1, "the one that has said nothing has its five seconds still"
+        for one in (writer, late):
+            one.close()
+        assert begun[0].at_eof() is False
+    assert told == [RefusalKind.NO_TLS] * 2
 
 
 async def test_stopping_cuts_handshakes(settings: TlsSettings, plain: ssl.SSLContext) -> None:
