@@ -555,7 +555,7 @@ MUTANTS = (
         knobs=EXCLUSIVE | LONG_WITH_FAULTS | {"producer_pause_ms": 30, "only": ("slow_disk",)},
     ),
     Mutant(let_sessions_last, ("GroupHistory",), knobs=EXCLUSIVE),
-    Mutant(pass_over_what_waits, ("GroupHistory",), first_seed=19, knobs=EXCLUSIVE),
+    Mutant(pass_over_what_waits, ("GroupHistory",), first_seed=26, knobs=EXCLUSIVE),
     Mutant(give_more_than_is_wanted, ("GroupHistory",), knobs=SHARED),
     Mutant(
         never_skip,
