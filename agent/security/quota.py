@@ -27,8 +27,8 @@ BURST_NS: Final = SECOND_NS
 """A full bucket: so much may be taken at once."""
 QUOTA_MAX: Final = 1 << 50
 """Of each number, a second: more than any machine moves."""
-REFUSALS_PER_S: Final = 50
-"""Of one principal: they take a hundredth of an agent's time. A second's worth is answered at once."""
+REFUSALS_PER_S: Final = 20
+"""Of one principal: few beside what an agent answers. A second's worth is answered at once."""
 REFUSAL_DELAY_MAX_NS: Final = 2 * SECOND_NS
 """Well below the time after which clients give up: a refusal that they do not hear of is not definite."""
 BUCKETS_MAX: Final = 4_096

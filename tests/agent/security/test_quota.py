@@ -283,7 +283,7 @@ def test_one_at_many_times_its_quota_costs_another_at_most_a_tenth(times: int) -
 
 @given(st.lists(st.integers(0, SECOND_NS // 10), max_size=300))
 def test_refusals_of_a_principal_stand_in_a_line(pauses_ns: list[int]) -> None:
-    """Fifty at once, fifty a second, and none waits for longer than clients do."""
+    """A second's at once, then so many a second, and none waits for longer than clients do."""
     buckets, now_ns, last_ns, at_once = Buckets(), 0, 0, 0
     for number, pause_ns in enumerate(pauses_ns, 1):
         now_ns += pause_ns
