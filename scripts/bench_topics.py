@@ -11,6 +11,7 @@ import datetime
 import json
 import pathlib
 import secrets
+import ssl
 import statistics
 import time
 import urllib.request
@@ -151,12 +152,20 @@ def append_until_acknowledged(url: str) -> None:
     raise cluster.ClusterProblem("no append was acknowledged in time")
 
 
-def post(request: bytes | Iterable[bytes], url: str, *, connections: int, requests: int) -> load.Measured:
+def post(
+    request: bytes | Iterable[bytes],
+    url: str,
+    *,
+    connections: int,
+    requests: int,
+    tls: ssl.SSLContext | None = None,
+) -> load.Measured:
+    timeout_s = RUN_TIMEOUT_SECONDS
     return asyncio.run(
-        load.measure(request, url, connections=connections, requests=requests, timeout_s=RUN_TIMEOUT_SECONDS)
+        load.measure(request, url, connections=connections, requests=requests, timeout_s=timeout_s, tls=tls)
     )
 
 
-def p50_us(request: bytes, url: str, requests: int) -> float:
+def p50_us(request: bytes, url: str, requests: int, tls: ssl.SSLContext | None = None) -> float:
     """The median microseconds of a request, one at a time."""
-    return statistics.median(post(request, url, connections=1, requests=requests).latencies_us)
+    return statistics.median(post(request, url, connections=1, requests=requests, tls=tls).latencies_us)

@@ -25,7 +25,9 @@ import benchmarks_curves
 import benchmarks_gossip
 import benchmarks_groups
 import benchmarks_metrics
+import benchmarks_principals
 import benchmarks_quota
+import benchmarks_refusals
 import benchmarks_replication
 import benchmarks_secure
 import benchmarks_start
@@ -215,17 +217,32 @@ class Bench:
         return benchmarks_tables.rows(self)
 
     def secure(self) -> list[Row]:
-        """Arrow batches and reads over TLS, beside the same in the open and bare servers with TLS; single
-        records with a token, beside an agent that asks nobody."""
-        return [*benchmarks_secure.rows(self), *self.tokens()]
+        """What TLS, tokens, principals and refusals cost, each beside the same without it."""
+        return [*self.tls(), *self.links(), *self.tokens(), *self.refusals(), *self.principals()]
+
+    def tls(self) -> list[Row]:
+        """Of that only Arrow batches and reads over TLS, beside the open and bare servers with TLS."""
+        return benchmarks_secure.rows(self)
+
+    def links(self) -> list[Row]:
+        """Of that only links over TLS, beside links in the open."""
+        return [benchmarks_secure.links(self)]
 
     def tokens(self) -> list[Row]:
-        """Of that only tokens."""
+        """Of that only single records with tokens, beside an agent that asks nobody."""
         return benchmarks_tokens.rows(self)
 
     def quota(self) -> list[Row]:
         """Single records of one principal, beside another at ten times its quota."""
         return benchmarks_quota.rows(self)
+
+    def refusals(self) -> list[Row]:
+        """Of that only appends while others are refused."""
+        return benchmarks_refusals.rows(self)
+
+    def principals(self) -> list[Row]:
+        """Of that only the catalog of many tokens, as an agent that joins applies it."""
+        return benchmarks_principals.rows(self)
 
     def timers(self) -> list[Row]:
         """Of these only timer topics: appends, ten million pending, in time, and what views cost others."""
@@ -329,8 +346,12 @@ def main() -> int:
         "timers",
         "tables",
         "secure",
+        "tls",
+        "links",
         "tokens",
         "quota",
+        "refusals",
+        "principals",
         "curves",
         "calls",
         "spark",

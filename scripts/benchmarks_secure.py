@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
-import os
 import pathlib
 import secrets
 import shutil
 import ssl
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
@@ -23,19 +21,22 @@ from typing import Protocol
 import bench_topics
 import cluster
 import environment
-from bench_topics import ARROW, BATCH_RECORDS
+import load
+from bench_topics import ARROW, BATCH_RECORDS, RECORD_BYTES
 from row import Row
+from secured import SecureCluster, Secured
 
 from shoal.client.http.append import PostConnections
 from shoal.client.http.bulk import BulkConnections
 from shoal.client.http.wire import request_head
-from shoal.credentials import Credentials
-from shoal.tls import client_context
 
 READ_BYTES = 8 * 2**20
 READS = 40
 CONNECTIONS = 8
 BATCHES = 800
+AGENTS = 3
+WARM_UP_REQUESTS = 300
+LATENCY_REQUESTS = 800
 START_TIMEOUT_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
 RECORDS = "/v1/topics/bench/partitions/0/records"
@@ -50,46 +51,18 @@ class Bench(Protocol):
     def alternate(self, ours: Callable[[], float], floor: Callable[[], float]) -> tuple[float, float]: ...
 
 
-class SecureCluster(cluster.LocalCluster):
-    """Agents with TLS, by the certificate of this host."""
-
-    def __init__(self, directory: pathlib.Path, secured: pathlib.Path) -> None:
-        super().__init__(directory)
-        self._secured = secured
-
-    def options(self, name: str) -> list[str]:
-        """With certificate, key and authority."""
-        files = [("cert", "agent.crt"), ("key", "agent.key"), ("ca", "ca.crt")]
-        further = [word for kind, file in files for word in (f"--tls-{kind}", str(self._secured / file))]
-        return [*super().options(name), *further]
-
-
 def rows(bench: Bench) -> list[Row]:
     """Arrow reads of 8 MiB and Arrow batches of 1,000, each over TLS, with one agent."""
     directory = bench.directory / secrets.token_hex(4)
-    directory.mkdir(parents=True)
-    name = f"bench-{secrets.token_hex(4)}"
-    made = [
-        environment.command("shoal"),
-        "secure",
-        "init",
-        "--cluster",
-        name,
-        "--dir",
-        str(directory / "made"),
-    ]
-    subprocess.run([*made, "--address", "127.0.0.1"], check=True, capture_output=True)
-    (secured,) = (directory / "made" / "hosts").iterdir()
-    authority = str(secured / "ca.crt")
-    os.environ["SSL_CERT_FILE"] = authority  # for urllib, by which benchmarks make topics
-    context = client_context(Credentials(ca=authority))
-    agents = SecureCluster(directory / "agents", secured)
+    made = Secured(directory / "made")
+    context = made.context()
+    agents = SecureCluster(directory / "agents", made)
     try:
-        agents.start(environment.command("shoal"), name, ("bench-0",))
+        agents.start(environment.command("shoal"), made.cluster, ("bench-0",))
         bench_topics.wait_ready(agents)
         url = agents.agents[0].url
         bench_topics.create_topic(url, "bench", 1, 1)
-        with bench.agents(1) as others, bare_server(secured) as bare:
+        with bench.agents(1) as others, bare_server(made.directory) as bare:
             bench_topics.create_topic(others.agents[0].url, "bench", 1, 1)
             return [
                 *produce(bench, context, url, others.agents[0].url, bare),
@@ -98,6 +71,40 @@ def rows(bench: Bench) -> list[Row]:
     finally:
         agents.stop()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def links(bench: Bench) -> Row:
+    """One record in flight, three replicas: links and clients over TLS, beside both in the open."""
+    directory = bench.directory / secrets.token_hex(4)
+    made = Secured(directory / "made")
+    context = made.context()
+    agents = SecureCluster(directory / "agents", made)
+    names = tuple(f"bench-{number}" for number in range(AGENTS))
+    try:
+        agents.start(environment.command("shoal"), made.cluster, names)
+        bench_topics.wait_ready(agents)
+        with bench.agents(AGENTS) as others:
+            request, url = _lone_append(agents)
+            in_the_open, other = _lone_append(others)
+            bench_topics.p50_us(request, url, WARM_UP_REQUESTS, context)
+            bench_topics.p50_us(in_the_open, other, WARM_UP_REQUESTS)
+            ours, floor = bench.alternate(
+                lambda: bench_topics.p50_us(request, url, LATENCY_REQUESTS, context),
+                lambda: bench_topics.p50_us(in_the_open, other, LATENCY_REQUESTS),
+            )
+    finally:
+        agents.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+    name = "one record in flight, 3 replicas, acks=all, links and client over TLS, p50"
+    return Row(name, f"{ours:.0f} us", f"in the open {floor:.0f} us", ours / floor, 1.5, True)
+
+
+def _lone_append(agents: cluster.LocalCluster) -> tuple[bytes, str]:
+    """The request, and its leader's URL."""
+    bench_topics.create_topic(agents.agents[0].url, "bench", 1, AGENTS)
+    url = bench_topics.wait_leader(agents.agents[0].url, "bench")
+    target = f"{url}/v1/topics/bench/records"
+    return load.request_bytes("POST", target, b"x" * RECORD_BYTES, Content_Type="text/plain"), url
 
 
 def produce(bench: Bench, context: ssl.SSLContext, url: str, in_the_open: str, bare: str) -> list[Row]:

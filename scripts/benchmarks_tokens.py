@@ -1,4 +1,4 @@
-"""What security costs: a token on every request, beside an agent that asks nobody.
+"""What security costs: a token on every request, in the open and over TLS, beside an agent that asks nobody.
 
 Law of this file: from outside, over HTTP. Two agents run side by side, and are measured by turns, each first
 in every other round: on a shared machine one round scatters more than the bar allows.
@@ -12,6 +12,7 @@ import os
 import pathlib
 import secrets
 import shutil
+import ssl
 import statistics
 import time
 import urllib.error
@@ -26,6 +27,7 @@ import load
 import terminal
 from bench_topics import RECORD_BYTES, RUN_TIMEOUT_SECONDS, post
 from row import Row
+from secured import Secured
 
 from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, make_token
 
@@ -33,6 +35,7 @@ SINGLE_REQUESTS = 20_000
 WARM_UP_REQUESTS = 3_000
 TURNS = 4  # for each of the others' rounds
 TOKEN_BAR = 0.95
+TLS_BAR = 0.50
 TOPIC = "bench"
 
 
@@ -41,6 +44,14 @@ class Bench(Protocol):
 
     directory: pathlib.Path
     rounds: int
+
+
+class Asked(NamedTuple):
+    """What is sent to an agent, over TLS if there is a context."""
+
+    request: bytes
+    agent: cluster.AgentProcess
+    tls: ssl.SSLContext | None = None
 
 
 class Reading(NamedTuple):
@@ -52,15 +63,32 @@ class Reading(NamedTuple):
 
 
 def rows(bench: Bench) -> list[Row]:
-    """Single records with a token, beside the same where nobody is asked."""
+    """Single records with a token, and with a token over TLS, beside the same where nobody is asked."""
     first = make_token(os.urandom(TOKEN_ID_BYTES), os.urandom(SECRET_BYTES))
     asks = {"SHOAL_AUTHENTICATION": "on", "SHOAL_BOOTSTRAP_TOKEN_HASH": first.hash().hex()}
-    with agent_with(bench, {}) as free, agent_with(bench, asks) as asking:
+    directory = bench.directory / secrets.token_hex(4)
+    made = Secured(directory)
+    with agent_with(bench, {}) as free:
         ask(free.url, "PUT", f"/v1/topics/{TOPIC}", {"partitions": 1, "replication_factor": 1})
         bench_topics.wait_leader(free.url, TOPIC)
-        token = _producer(asking.url, first.reveal())
-        found = _by_turns(bench, (_single(asking.url, token), asking), (_single(free.url), free))
-    name = "single-record POST, 64 connections, with a token, no TLS"
+        plain = Asked(single(free.url), free)
+        with agent_with(bench, asks) as asking:
+            token, _ = tokens(asking.url, first.reveal())
+            in_the_open = _by_turns(bench, Asked(single(asking.url, token), asking), plain)
+        with agent_with(bench, asks | made.variables) as asking:
+            token, _ = tokens(asking.url, first.reveal())
+            ours = Asked(single(asking.url, token), asking, made.context())
+            over_tls = _by_turns(bench, ours, plain)
+    shutil.rmtree(directory, ignore_errors=True)
+    name = "single-record POST, 64 connections, with a token"
+    return [
+        *_beside(f"{name}, no TLS", in_the_open, TOKEN_BAR),
+        *_beside(f"{name}, TLS", over_tls, TLS_BAR),
+    ]
+
+
+def _beside(name: str, found: list[tuple[Reading, Reading]], goal: float) -> list[Row]:
+    """By the rate, and by the processor time of the agent."""
     ours, floor = (statistics.median(each.per_second for each in side) for side in zip(*found, strict=True))
     ratio = statistics.median(one.per_second / other.per_second for one, other in found)
     ours_us, floor_us = (
@@ -68,19 +96,19 @@ def rows(bench: Bench) -> list[Row]:
     )
     less = statistics.median(other.processor_us / one.processor_us for one, other in found)
     return [
-        Row(name, f"{ours:,.0f}/s", f"without authentication {floor:,.0f}/s", ratio, TOKEN_BAR),
+        Row(name, f"{ours:,.0f}/s", f"without authentication {floor:,.0f}/s", ratio, goal),
         Row(
             "the same, requests for a second of the agent's processor",
             f"{1e6 / ours_us:,.0f}",
             f"without authentication {1e6 / floor_us:,.0f}",
             less,
-            TOKEN_BAR,
+            goal,
         ),
     ]
 
 
 @contextlib.contextmanager
-def agent_with(bench: Bench, variables: Mapping[str, str]) -> Iterator[cluster.AgentProcess]:
+def agent(bench: Bench, variables: Mapping[str, str]) -> Iterator[cluster.AgentProcess]:
     """An agent with these settings."""
     directory = bench.directory / secrets.token_hex(4)
     agents, shoal = cluster.LocalCluster(directory), environment.command("shoal")
@@ -116,41 +144,47 @@ def until(succeeds: Any) -> Any:
             time.sleep(cluster.POLL_SECONDS)
 
 
-def _producer(url: str, first: str) -> str:
-    """The token of a principal that may produce to the topic, which is there."""
-    until(lambda: ask(url, "PUT", "/v1/principals/admin", {"roles": ["admin"]}, first))
+def tokens(url: str, first: str) -> tuple[str, str]:
+    """Of a principal that may produce to the topic, which is there, and of one that may nothing."""
+    _until(lambda: ask(url, "PUT", "/v1/principals/admin", {"roles": ["admin"]}, first))
     admin = ask(url, "POST", "/v1/principals/admin/tokens", {}, first)["token"]
     ask(url, "PUT", f"/v1/topics/{TOPIC}", {"partitions": 1, "replication_factor": 1}, admin)
     ask(url, "PUT", "/v1/principals/bench", {"roles": [f"producer:{TOPIC}*"]}, admin)
-    token: str = ask(url, "POST", "/v1/principals/bench/tokens", {}, admin)["token"]
-    until(lambda: ask(url, "POST", f"/v1/topics/{TOPIC}/records", {"records": [{"value": "x"}]}, token))
-    return token
+    ask(url, "PUT", "/v1/principals/idle", {}, admin)
+    token, idle = (
+        str(ask(url, "POST", f"/v1/principals/{name}/tokens", {}, admin)["token"])
+        for name in ("bench", "idle")
+    )
+    _until(lambda: ask(url, "POST", f"/v1/topics/{TOPIC}/records", {"records": [{"value": "x"}]}, token))
+    return token, idle
 
 
-def _single(url: str, token: str | None = None) -> bytes:
+def single(url: str, token: str | None = None) -> bytes:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     target = f"{url}/v1/topics/{TOPIC}/records"
     return load.request_bytes("POST", target, b"x" * RECORD_BYTES, Content_Type="text/plain", **headers)
 
 
-def _by_turns(bench: Bench, *both: tuple[bytes, cluster.AgentProcess]) -> list[tuple[Reading, Reading]]:
+def _by_turns(bench: Bench, *both: Asked) -> list[tuple[Reading, Reading]]:
     """Readings of both, in each turn."""
     found = []
     bar = terminal.Bar("rounds")
     turns = TURNS * bench.rounds
     for number in range(turns):
         order = (0, 1) if number % 2 else (1, 0)
-        read = {place: _reading(*both[place]) for place in order}
+        read = {place: reading(both[place]) for place in order}
         found.append((read[0], read[1]))
         bar.update((number + 1) / turns, f"ratio {read[0].per_second / read[1].per_second:.2f}")
     return found
 
 
-def _reading(request: bytes, agent: cluster.AgentProcess) -> Reading:
-    post(request, agent.url, connections=64, requests=WARM_UP_REQUESTS)
-    began_us = processor_us(agent.pid)
-    rate = post(request, agent.url, connections=64, requests=SINGLE_REQUESTS).per_second
-    return Reading(rate, (processor_us(agent.pid) - began_us) / SINGLE_REQUESTS)
+def reading(asked: Asked) -> Reading:
+    """Of one agent, warmed up."""
+    request, agent, tls = asked
+    post(request, agent.url, connections=64, requests=WARM_UP_REQUESTS, tls=tls)
+    began_us = _processor_us(agent.pid)
+    rate = post(request, agent.url, connections=64, requests=SINGLE_REQUESTS, tls=tls).per_second
+    return Reading(rate, (_processor_us(agent.pid) - began_us) / SINGLE_REQUESTS)
 
 
 def processor_us(pid: int) -> float:

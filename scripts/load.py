@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import ssl
 import time
 import urllib.parse
 from collections.abc import Iterable, Iterator
+from typing import cast
+
+import load_tls
 
 ANSWER_HEAD_BYTES_MAX = 64 * 1024
 
@@ -54,8 +58,7 @@ class _Connection(asyncio.Protocol):
         self._sent_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # or what has sealed its place
         self._send()
 
     def _send(self) -> None:
@@ -138,10 +141,16 @@ class _Run:
 
 
 async def measure(
-    request: bytes | Iterable[bytes], url: str, *, connections: int, requests: int, timeout_s: float
+    request: bytes | Iterable[bytes],
+    url: str,
+    *,
+    connections: int,
+    requests: int,
+    timeout_s: float,
+    tls: ssl.SSLContext | None = None,
 ) -> Measured:
     """Sends `requests` requests over `connections` connections. `request`: each of them, or all, which are
-    begun again when they end. Raises LoadProblem."""
+    begun again when they end. `tls`: for https. Raises LoadProblem."""
     parts = urllib.parse.urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None
@@ -150,7 +159,13 @@ async def measure(
     sent = itertools.repeat(request) if isinstance(request, bytes) else itertools.cycle(request)
     run = _Run(requests, connections, done, sent)
     started = time.perf_counter()
+    host = parts.hostname
+
+    def connection() -> asyncio.Protocol:
+        plain = _Connection(run)
+        return plain if tls is None else load_tls.SealedConnection(tls, host, plain)
+
     for _ in range(connections):
-        await loop.create_connection(lambda: _Connection(run), parts.hostname, parts.port)
+        await loop.create_connection(connection, host, parts.port)
     await asyncio.wait_for(done, timeout_s)
     return Measured(requests, time.perf_counter() - started, run.latencies_us, run.answer_bytes)
