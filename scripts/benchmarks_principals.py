@@ -16,7 +16,8 @@ import terminal
 from row import Row
 
 from shoal.agent.levels import Level
-from shoal.agent.security.principals import AskedBy, MakeToken, PutPrincipal, PutRole
+from shoal.agent.security.access import AskedBy
+from shoal.agent.security.principals import MakeToken, PutPrincipal, PutRole
 from shoal.agent.security.rules import Rule, rule_from_text
 from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, make_token
 from shoal.agent.topics.catalog import Catalog

@@ -108,7 +108,7 @@ def _beside(name: str, found: list[tuple[Reading, Reading]], goal: float) -> lis
 
 
 @contextlib.contextmanager
-def agent(bench: Bench, variables: Mapping[str, str]) -> Iterator[cluster.AgentProcess]:
+def agent_with(bench: Bench, variables: Mapping[str, str]) -> Iterator[cluster.AgentProcess]:
     """An agent with these settings."""
     directory = bench.directory / secrets.token_hex(4)
     agents, shoal = cluster.LocalCluster(directory), environment.command("shoal")
@@ -146,7 +146,7 @@ def until(succeeds: Any) -> Any:
 
 def tokens(url: str, first: str) -> tuple[str, str]:
     """Of a principal that may produce to the topic, which is there, and of one that may nothing."""
-    _until(lambda: ask(url, "PUT", "/v1/principals/admin", {"roles": ["admin"]}, first))
+    until(lambda: ask(url, "PUT", "/v1/principals/admin", {"roles": ["admin"]}, first))
     admin = ask(url, "POST", "/v1/principals/admin/tokens", {}, first)["token"]
     ask(url, "PUT", f"/v1/topics/{TOPIC}", {"partitions": 1, "replication_factor": 1}, admin)
     ask(url, "PUT", "/v1/principals/bench", {"roles": [f"producer:{TOPIC}*"]}, admin)
@@ -155,7 +155,7 @@ def tokens(url: str, first: str) -> tuple[str, str]:
         str(ask(url, "POST", f"/v1/principals/{name}/tokens", {}, admin)["token"])
         for name in ("bench", "idle")
     )
-    _until(lambda: ask(url, "POST", f"/v1/topics/{TOPIC}/records", {"records": [{"value": "x"}]}, token))
+    until(lambda: ask(url, "POST", f"/v1/topics/{TOPIC}/records", {"records": [{"value": "x"}]}, token))
     return token, idle
 
 
@@ -182,9 +182,9 @@ def reading(asked: Asked) -> Reading:
     """Of one agent, warmed up."""
     request, agent, tls = asked
     post(request, agent.url, connections=64, requests=WARM_UP_REQUESTS, tls=tls)
-    began_us = _processor_us(agent.pid)
+    began_us = processor_us(agent.pid)
     rate = post(request, agent.url, connections=64, requests=SINGLE_REQUESTS, tls=tls).per_second
-    return Reading(rate, (_processor_us(agent.pid) - began_us) / SINGLE_REQUESTS)
+    return Reading(rate, (processor_us(agent.pid) - began_us) / SINGLE_REQUESTS)
 
 
 def processor_us(pid: int) -> float:

@@ -25,13 +25,14 @@ from shoal.agent.http.core.context import Call, Context
 from shoal.agent.http.core.cors import is_preflight, note_origin, preflight, prepare
 from shoal.agent.http.core.dispatch import Route, RouteTable
 from shoal.agent.http.core.doorkeeper import Doorkeeper
-from shoal.agent.http.core.forward import Forwarder
+from shoal.agent.http.core.forward import AUTHORIZATION, Forwarder
 from shoal.agent.http.core.handed_over import HandedOver
 from shoal.agent.http.core.parameters import NO_QUERY, parse_query
 from shoal.agent.http.core.problems import problem_bytes, problem_response
 from shoal.agent.http.core.request_quota import QuotaExceeded
 from shoal.agent.http.docs.openapi import Description
 from shoal.agent.http.fast_receive import FastReceives
+from shoal.agent.http.fast_refusal import FastRefusals
 from shoal.agent.http.fast_row import FastRows
 from shoal.agent.http.fetch import merged, offsets, read
 from shoal.agent.http.front import Connection
@@ -91,6 +92,7 @@ class Dispatcher:
         self.appends = FastAppends(context, self._policy, self._table, produce.ROUTES)
         self.receives = FastReceives(context, self._policy, self._table)
         self.rows = FastRows(context, self._policy, self._table)
+        self.refusals = FastRefusals(context, self._table)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One request, until its answer is written whole. Raises ConnectionError only, when nothing can be
@@ -178,7 +180,10 @@ class Dispatcher:
             asker = doorkeeper.admit(route.operation, arguments, headers, front.certificate, front)
         except ShoalError as error:
             address = request.remote or ""
-            raise doorkeeper.login_failed(error, headers, front.certificate, address) from None
+            shows_login = AUTHORIZATION in headers
+            raise doorkeeper.login_failed(
+                error, front.certificate, address, shows_login=shows_login
+            ) from None
         handler.meter = asker.meter
         query = parse_query(raw_query, route.operation.parameter_names) if raw_query else NO_QUERY
         return await route.handler(Call(self._context, request, arguments, query, raw_query, asker))
@@ -212,7 +217,11 @@ class HttpRunner:
         self.context = context
         self._guard = over_tls(hsts_ms)  # of all doors
         self._shared = Shared(
-            dispatcher.appends, dispatcher.receives, dispatcher.rows, web.Server(dispatcher.handle)
+            dispatcher.appends,
+            dispatcher.receives,
+            dispatcher.rows,
+            dispatcher.refusals,
+            web.Server(dispatcher.handle),
         )
         self._listeners: list[asyncio.Server] = []
         self._doors: list[Door] = []

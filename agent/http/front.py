@@ -20,18 +20,16 @@ from shoal.agent.http.admission.guard import Guard
 from shoal.agent.http.admission.limits import KIB
 from shoal.agent.http.admission.places import Place, wanted_place
 from shoal.agent.http.core.handed_over import Front, HandedOver
-from shoal.agent.http.core.leader import MOVING_CODES
 from shoal.agent.http.core.problems import problem_bytes
 from shoal.agent.http.fast_receive import Ended, FastReceive
+from shoal.agent.http.fast_refusal import Refused
 from shoal.agent.http.fast_row import FastRow
 from shoal.agent.http.http1.connection import ConnectionState, HttpConnection
-from shoal.agent.http.http1.head import RequestHead
-from shoal.agent.http.produce.fast_answer import append_answer
+from shoal.agent.http.pending_append import PendingAppend
 from shoal.agent.http.produce.fast_append import FastRequest
-from shoal.agent.http.shared import Shared
-from shoal.agent.interface import Appended
+from shoal.agent.http.shared import Request, Shared
 from shoal.agent.log_lines.schema import about
-from shoal.agent.metrics.measures import ABORTED, NO_OPERATION
+from shoal.agent.metrics.measures import NO_OPERATION
 from shoal.agent.security.access import PeerCertificate
 from shoal.errors import ShoalError
 
@@ -39,57 +37,6 @@ logger = logging.getLogger("shoal.http")
 
 # Requests that came behind one that is not answered yet: enough to keep a pipelining client going.
 HELD_BYTES_MAX: Final = 64 * KIB
-
-
-class PendingAppend:
-    """A connection's request on the fast path, and the answer that the broker is given."""
-
-    __slots__ = ("_connection", "_is_over", "began_ns", "head", "memory", "partition", "request")
-
-    def __init__(
-        self, connection: Connection, head: bytes, request: FastRequest | FastRow, memory: bytes | memoryview
-    ) -> None:
-        self._connection = connection
-        self._is_over = False
-        self.began_ns = 0  # when its body was whole
-        self.head = head
-        self.request = request
-        self.memory = memory
-        self.partition = 0  # of a row, once it is known
-
-    def done(self) -> bool:
-        """Whether the broker has said how it ended."""
-        return self._is_over
-
-    def set_result(self, result: Appended) -> None:
-        """Stored."""
-        self._is_over = True
-        connection, request = self._connection, self.request
-        measures = connection.measures
-        is_gone = connection.transport is None
-        answers = measures.requests[request.operation, ABORTED] if is_gone else request.answered
-        measures.appended(answers, time.monotonic_ns() - self.began_ns)
-        if isinstance(request, FastRow):
-            connection.append_ended(append_answer(self.partition, result, connection.guard, is_row=True))
-        else:
-            connection.append_ended(append_answer(request.partition or 0, result, connection.guard))
-
-    def set_exception(self, exception: BaseException) -> None:
-        """Refused, unknown, or led elsewhere."""
-        self._is_over = True
-        assert isinstance(exception, ShoalError), exception
-        if exception.definite and exception.code in MOVING_CODES:
-            self._connection.append_was_moved(self)
-        else:
-            connection = self._connection
-            status = ABORTED if connection.transport is None else exception.status
-            connection.measures.answered(self.request.operation, status)
-            connection.append_ended(problem_bytes(exception, connection.guard))
-
-    def as_it_came(self, here: int) -> bytes:
-        """The request, with so many bytes of its body."""
-        lead = self.request.lead_bytes
-        return self.head + bytes(self.memory[lead : lead + here])
 
 
 class Connection(Front):
@@ -105,7 +52,7 @@ class Connection(Front):
         self._shared, self.guard = shared, guard
         self.certificate, self.doorkeeper = certificate, shared.doorkeeper
         self._appends, self.measures = shared.appends, shared.appends.context.measures
-        self._http: HttpConnection[FastRequest | FastReceive | FastRow | RequestHead]
+        self._http: HttpConnection[Request]
         self._http = HttpConnection(shared.request if certificate is None else shared.reader(certificate))
         self.transport: asyncio.Transport | None = None
         self._handler: HandedOver | None = None  # aiohttp's, once a request went there
@@ -279,7 +226,10 @@ class Connection(Front):
             http.held += data
         elif (received := http.receive(data)) is not None:
             head, request, body = received
-            if isinstance(request, FastRequest) and self._receive_append(head, request, body):
+            if isinstance(request, Refused):
+                if not self._shared.refusals.refuse(self, request, head, len(body)):
+                    self._hand_over(head + bytes(body))
+            elif isinstance(request, FastRequest) and self._receive_append(head, request, body):
                 pass
             elif isinstance(request, FastReceive | FastRow) and self.may_begin(request, len(body)):
                 if isinstance(request, FastReceive) or not self._take_row(head, request, bytes(body)):

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from shoal.agent.http.admission.limits import KIB
 from shoal.agent.http.fast_receive import FastReceive, FastReceives
+from shoal.agent.http.fast_refusal import FastRefusals, Refused
 from shoal.agent.http.fast_row import BEGINNINGS, FastRow, FastRows
 from shoal.agent.http.http1.head import RequestHead
 from shoal.agent.http.produce.fast_append import FastAppends, FastRequest
@@ -22,7 +23,7 @@ from shoal.agent.security.access import PeerCertificate
 if TYPE_CHECKING:
     from shoal.agent.http.front import Connection
 
-Request: TypeAlias = FastRequest | FastReceive | FastRow | RequestHead
+Request: TypeAlias = FastRequest | FastReceive | FastRow | Refused | RequestHead
 # What is read at once; one for all connections, since everything in it is taken out before the next read.
 SCRATCH_BYTES: Final = 256 * KIB
 # The shortest wait of a connection takes so many looks at the clock; none ends before its time.
@@ -34,16 +35,22 @@ class Shared:
 
     __slots__ = (
         "_look_ms", "_timer", "appends", "doorkeeper", "fronts", "handlers", "limits",
-        "loop", "now_ms", "receives", "rows", "scratch",
+        "loop", "now_ms", "receives", "refusals", "rows", "scratch",
     )  # fmt: skip
 
     def __init__(
-        self, appends: FastAppends, receives: FastReceives, rows: FastRows, handlers: web.Server
+        self,
+        appends: FastAppends,
+        receives: FastReceives,
+        rows: FastRows,
+        refusals: FastRefusals,
+        handlers: web.Server,
     ) -> None:
         self.appends = appends
         self.doorkeeper = appends.context.doorkeeper
         self.receives = receives
         self.rows = rows
+        self.refusals = refusals
         self.limits = limits = appends.context.limits
         self.handlers = handlers
         self.loop = asyncio.get_running_loop()
@@ -58,16 +65,15 @@ class Shared:
         return partial(self.request, certificate=certificate)
 
     def request(self, data: bytes, certificate: PeerCertificate | None = None) -> Request | None:
-        """The request of a whole head. RequestHead: it goes the ordinary way, as one does that is refused.
-        None: it cannot be read."""
+        """The request of a whole head. RequestHead: it goes the ordinary way. None: it cannot be read."""
         request = self._understood(data)
         if request is None or isinstance(request, RequestHead):
             return request
-        return (
-            request if self.doorkeeper.is_allowed(request, certificate) else RequestHead(request.body_bytes)
-        )
+        if self.doorkeeper.is_allowed(request, certificate):
+            return request
+        return Refused(request, request.body_bytes)
 
-    def _understood(self, data: bytes) -> Request | None:
+    def _understood(self, data: bytes) -> FastRequest | FastReceive | FastRow | RequestHead | None:
         if data.startswith(BEGINNINGS):
             row = self.rows.known(data)
             if row is not None:

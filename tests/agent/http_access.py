@@ -117,6 +117,10 @@ class Wire:
         lines = [f"{line} HTTP/1.1", "Host: 127.0.0.1", *(f"{name}: {value}" for name, value in headers)]
         self._writer.write("\r\n".join((*lines, "", "")).encode("latin-1") + body)
 
+    def send_more(self, data: bytes) -> None:
+        """Of a body."""
+        self._writer.write(data)
+
     async def reply(self) -> Reply:
         """As ask has it."""
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode()

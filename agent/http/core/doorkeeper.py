@@ -249,13 +249,13 @@ class Doorkeeper:
         return asker
 
     def login_failed(
-        self, error: ShoalError, headers: Headers, certificate: PeerCertificate | None, address: str
+        self, error: ShoalError, certificate: PeerCertificate | None, address: str, *, shows_login: bool
     ) -> ShoalError:
         """The answer to a refused request: the error itself, unless too many credentials of this address
         were wrong. Then it is the same for all that are. A request that another agent passes on is none of
-        that agent's."""
+        that agent's. `shows_login`: it has shown a credential, right or wrong."""
         is_forwarded = certificate is not None and certificate.is_agent
-        if error.code != "unauthenticated" or AUTHORIZATION not in headers or is_forwarded:
+        if error.code != "unauthenticated" or not shows_login or is_forwarded:
             return error
         wait_ns = self._failed_logins.failed(address, self.meters.clock_ns())
         if not wait_ns:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
@@ -27,19 +30,25 @@ def problem_response(error: ShoalError, *, close: bool = False) -> web.Response:
         status=error.status,
         body=json_bytes(error.to_problem()) + b"\n",
         content_type=PROBLEM_MEDIA_TYPE,
-        headers={"Server": SERVER},
+        headers=_own_headers(error),
     )
-    if error.status in (429, 503) and error.code != "stopping":  # another agent serves at once
-        wait_ms = error.extra.get("retry_after_ms")  # until a quota suffices
-        seconds = max(1, -(-wait_ms // 1_000)) if isinstance(wait_ms, int) else RETRY_AFTER_SECONDS
-        response.headers["Retry-After"] = str(seconds)
-    if error.status == 401:
-        response.headers["WWW-Authenticate"] = CHALLENGE
-    if error.status == 405:
-        response.headers["Allow"] = str(error.extra.get("allow", ""))
     if close:
         response.force_close()
     return response
+
+
+def _own_headers(error: ShoalError) -> dict[str, str]:
+    """Beside type and length of the body."""
+    headers = {"Server": SERVER}
+    if error.status in (429, 503) and error.code != "stopping":  # another agent serves at once
+        wait_ms = error.extra.get("retry_after_ms")  # until a quota suffices
+        seconds = max(1, -(-wait_ms // 1_000)) if isinstance(wait_ms, int) else RETRY_AFTER_SECONDS
+        headers["Retry-After"] = str(seconds)
+    if error.status == 401:
+        headers["WWW-Authenticate"] = CHALLENGE
+    if error.status == 405:
+        headers["Allow"] = str(error.extra.get("allow", ""))
+    return headers
 
 
 _PARSERS_WORDS = re.compile(r"(?:[^\n'\"]|(?<!b)'[A-Za-z-]{1,40}'|(?<=n)'(?=t))*")
@@ -80,13 +89,18 @@ def json_bytes(document: Any) -> bytes:
 
 def problem_bytes(error: ShoalError, guard: Guard, *, close: bool = False) -> bytes:
     """The same answer as problem_response, head and all."""
-    response = problem_response(error, close=close)
-    guard.stand_in(response)
-    if close:
-        response.headers["Connection"] = "close"
-    response.headers["Date"] = formatdate(usegmt=True)
     body = json_bytes(error.to_problem()) + b"\n"
-    response.headers["Content-Length"] = str(len(body))
-    lines = [f"HTTP/1.1 {response.status} {response.reason}"]
-    lines += [f"{name}: {value}" for name, value in response.headers.items()]
-    return "\r\n".join((*lines, "", "")).encode("ascii") + body
+    lines = "".join(f"{name}: {value}\r\n" for name, value in _own_headers(error).items())
+    end = "Connection: close\r\n" if close else ""
+    head = (
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{lines}"
+        f"Content-Type: {PROBLEM_MEDIA_TYPE}\r\n{guard.lines}{end}Date: {_date(int(time.time()))}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode("ascii") + body
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    """Said by every answer of a second."""
+    return formatdate(second, usegmt=True)

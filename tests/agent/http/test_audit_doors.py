@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from fake_broker import FakeCluster
-from http_access import MemoryAccess, Wire
-from http_fixtures import Agent, running
+from http_access import Wire
+from http_audit import AGENT, FORWARDED, SECRET, World, world
 
 from shoal.agent.http.api.operation import Operation
 from shoal.agent.http.app import PARTS
@@ -19,36 +16,7 @@ from shoal.agent.http.core import waits
 from shoal.agent.http.docs.openapi import Description
 from shoal.agent.http.witness import COMMANDED, is_change
 from shoal.agent.security.access import PeerCertificate
-from shoal.agent.security.audit import REFUSALS_PER_SECOND_MAX, AuditTrail
-from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, make_token
-
-SECRET = make_token(b"\3" * TOKEN_ID_BYTES, b"\4" * SECRET_BYTES)
-LATER_MS = 10**14
-EVERYTHING = ("topic:*=*", "group:*=*", "cluster=admin,operate,describe")
-AGENT = PeerCertificate("shoal://fake/agent", is_agent=True)
-FORWARDED = ("Shoal-Forwarded-By", "0" * 32)
-
-
-class World(NamedTuple):
-    """A server that asks for credentials, with its audit."""
-
-    agent: Agent
-    access: MemoryAccess
-    trail: AuditTrail
-    admin: tuple[str, str]
-    """A header."""
-
-    def told(self) -> list[dict[str, Any]]:
-        return [json.loads(text) for text in self.trail.take(LATER_MS, 10**6)]
-
-
-@asynccontextmanager
-async def world(certificate: PeerCertificate | None = None) -> AsyncIterator[World]:
-    access, trail = MemoryAccess(), AuditTrail("one")
-    admin = ("Authorization", access.give(SECRET.reveal(), *EVERYTHING))
-    shown = None if certificate is None else (lambda: certificate)
-    async with running(FakeCluster().add("one"), access=access, certificate=shown, trail=trail) as agent:
-        yield World(agent, access, trail, admin)
+from shoal.agent.security.audit import REFUSALS_PER_SECOND_MAX
 
 
 async def ask(found: World, line: str, *headers: tuple[str, str], body: bytes = b"") -> int:

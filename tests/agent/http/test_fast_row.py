@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from http_fixtures import Agent, Answer, one_agent, two_agents, until_free
 
+from shoal.agent.http.admission.guard import Guard
 from shoal.agent.http.fast_receive import Ended, ReceiveFront
 from shoal.agent.http.fast_row import FAST_VALUE_BYTES_MAX, FastRow, FastRows, PutAnswer
 from shoal.errors import ShoalError
@@ -39,8 +40,8 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[Ended]:
         found.append(await serve(self, request, body, front))
         return found[-1]
 
-    def noted_at_once(self: FastRows, request: FastRow) -> bytes | None:
-        answer = at_once(self, request)
+    def noted_at_once(self: FastRows, request: FastRow, guard: Guard) -> bytes | None:
+        answer = at_once(self, request, guard)
         found.extend([] if answer is None else [Ended.ANSWERED])
         return answer
 

@@ -179,7 +179,9 @@ class Side:
 
 
 def with_front(dispatcher: Dispatcher, server: web.Server) -> asyncio.BaseProtocol:
-    return Connection(Shared(dispatcher.appends, dispatcher.receives, dispatcher.rows, server))
+    return Connection(
+        Shared(dispatcher.appends, dispatcher.receives, dispatcher.rows, dispatcher.refusals, server)
+    )
 
 
 def aiohttp_alone(dispatcher: Dispatcher, server: web.Server) -> asyncio.BaseProtocol:
