@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Final, NamedTuple, TypeVar
@@ -139,14 +139,15 @@ class Call:
 
     async def waiting(self, awaitable: Awaitable[T]) -> T:
         """Its result; see Waits.run. With ?wait it is one of the asker's waits meanwhile."""
-        return await self._held(WAITS if self.wait_ms() else None, awaitable)
+        return await self._held(lambda: WAITS if self.wait_ms() else None, awaitable)
 
     async def streaming(self, awaitable: Awaitable[T]) -> T:
         """The same, of a stream of events."""
-        return await self._held(STREAMS, awaitable)
+        return await self._held(lambda: STREAMS, awaitable)
 
-    async def _held(self, kind: str | None, awaitable: Awaitable[T]) -> T:
+    async def _held(self, kind_of: Callable[[], str | None], awaitable: Awaitable[T]) -> T:
         try:
+            kind = kind_of()
             held = nullcontext() if kind is None else self.asker.hold(kind)
         except ShoalError:
             if asyncio.iscoroutine(awaitable):
