@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shoal.agent.http.front import Connection
 
 
-class Refused(NamedTuple):
+class Unpermitted(NamedTuple):
     """A request that a fast way understands and may not take; most are refused."""
 
     request: FastAsking
@@ -43,8 +43,8 @@ class FastRefusals:
         self._context = context
         self._table = table
 
-    def refuse(self, front: Connection, refused: Refused, head: bytes, here: int) -> bool:
-        """Answer it; False where it is for the ordinary way, and nothing has happened."""
+    def refuse(self, front: Connection, refused: Unpermitted, head: bytes, here: int) -> bool:
+        """Answer it. False: it is for the ordinary way, and nothing has happened."""
         if front.transport is None or here != refused.body_bytes:
             return False
         found = self._judged(front, refused.request)
@@ -62,8 +62,8 @@ class FastRefusals:
         return True
 
     def _judged(self, front: Connection, request: FastAsking) -> tuple[Identity, ShoalError] | None:
-        """The sender as far as it has proven itself, and why it may not; None where it may, where it is an
-        agent, or where nobody can tell. A login that the audit does not know is told of the ordinary way."""
+        """The sender as far as it has proven itself, and why it may not. None: it may, is an agent, or nobody
+        can tell. A login that is new to the audit is told by the ordinary way."""
         doorkeeper, certificate = self._context.doorkeeper, front.certificate
         if certificate is not None and certificate.is_agent:
             return None

@@ -22,7 +22,7 @@ from shoal.agent.http.admission.places import Place, wanted_place
 from shoal.agent.http.core.handed_over import Front, HandedOver
 from shoal.agent.http.core.problems import problem_bytes
 from shoal.agent.http.fast_receive import Ended, FastReceive
-from shoal.agent.http.fast_refusal import Refused
+from shoal.agent.http.fast_refusal import Unpermitted
 from shoal.agent.http.fast_row import FastRow
 from shoal.agent.http.http1.connection import ConnectionState, HttpConnection
 from shoal.agent.http.pending_append import PendingAppend
@@ -226,7 +226,7 @@ class Connection(Front):
             http.held += data
         elif (received := http.receive(data)) is not None:
             head, request, body = received
-            if isinstance(request, Refused):
+            if isinstance(request, Unpermitted):
                 if not self._shared.refusals.refuse(self, request, head, len(body)):
                     self._hand_over(head + bytes(body))
             elif isinstance(request, FastRequest) and self._receive_append(head, request, body):

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from shoal.agent.http.admission.limits import KIB
 from shoal.agent.http.fast_receive import FastReceive, FastReceives
-from shoal.agent.http.fast_refusal import FastRefusals, Refused
+from shoal.agent.http.fast_refusal import FastRefusals, Unpermitted
 from shoal.agent.http.fast_row import BEGINNINGS, FastRow, FastRows
 from shoal.agent.http.http1.head import RequestHead
 from shoal.agent.http.produce.fast_append import FastAppends, FastRequest
@@ -23,7 +23,7 @@ from shoal.agent.security.access import PeerCertificate
 if TYPE_CHECKING:
     from shoal.agent.http.front import Connection
 
-Request: TypeAlias = FastRequest | FastReceive | FastRow | Refused | RequestHead
+Request: TypeAlias = FastRequest | FastReceive | FastRow | Unpermitted | RequestHead
 # What is read at once; one for all connections, since everything in it is taken out before the next read.
 SCRATCH_BYTES: Final = 256 * KIB
 # The shortest wait of a connection takes so many looks at the clock; none ends before its time.
@@ -71,7 +71,7 @@ class Shared:
             return request
         if self.doorkeeper.is_allowed(request, certificate):
             return request
-        return Refused(request, request.body_bytes)
+        return Unpermitted(request, request.body_bytes)
 
     def _understood(self, data: bytes) -> FastRequest | FastReceive | FastRow | RequestHead | None:
         if data.startswith(BEGINNINGS):
