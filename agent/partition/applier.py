@@ -62,7 +62,11 @@ class Applier(ReplicaObserver):
     async def _apply_committed(self) -> None:
         replica = self._replica
         while self.applied_index < replica.state.committed.last_index:
-            if not self._begun and await self._skip():
+            try:
+                if not self._goes_on() and await self._skip():
+                    continue
+            except Damaged as error:
+                await self._wait_for_mending(error)
                 continue
             if self.machine.is_full():
                 await asyncio.sleep(BEHIND_MS / 1000)
@@ -76,15 +80,28 @@ class Applier(ReplicaObserver):
             try:
                 frames = await replica.log.read(first, last, READ_BYTES, shared=True)
             except Damaged as error:
-                replica.met(error)
-                await asyncio.sleep(MENDING_MS / 1000)
+                await self._wait_for_mending(error)
                 continue
+            except OffsetOutOfRange:
+                if first >= replica.log.first_index:
+                    raise
+                continue  # trimmed meanwhile
             for frame in frames:
                 if frame.stamp.kind == Kind.DATA:
                     self.machine.apply(frame)
                 self.applied_index = frame.stamp.index
             self._begun = True
             self._passed()
+
+    def _goes_on(self) -> bool:
+        """Whether the place in the log is known, and the log still holds it. The log drops what the machine
+        has saved. That may lie beyond the place: a machine begins with a state, and takes a peer's later."""
+        self._begun = self._begun and self.applied_index + 1 >= self._replica.log.first_index
+        return self._begun
+
+    async def _wait_for_mending(self, error: Damaged) -> None:
+        self._replica.met(error)
+        await asyncio.sleep(MENDING_MS / 1000)
 
     def _passed(self) -> None:
         self._replica.applied(self.applied_index)
@@ -100,15 +117,18 @@ class Applier(ReplicaObserver):
         if known < log.start_offset:
             await asyncio.sleep(BEHIND_MS / 1000)
             return True
+        self.applied_index = max(self.applied_index, LogIndex(log.first_index - 1))
         if known >= committed.end_offset:
             self.applied_index = committed.last_index
             self._passed()
             return True
         if known > log.start_offset:
             try:
-                self.applied_index = max(self.applied_index, LogIndex(await log.find_offset(known) - 1))
+                next_index = await log.find_offset(known)
             except OffsetOutOfRange:
                 return False  # it is not written here yet
+            if not self._replica.disk.log_is_behind:  # else it may be of another branch
+                self.applied_index = max(self.applied_index, LogIndex(next_index - 1))
         return False
 
     async def stop(self) -> None:
