@@ -232,7 +232,9 @@ def after_failure(
     # A leader whose advertised address this client cannot reach is reached through its peers, every other
     # time.
     through_any = failure.code in NO_ANSWER and attempt % 2 == 1
-    return Verdict(elapsed_ms + delay_ms <= policy.total_ms, delay_ms, refresh=True, through_any=through_any)
+    # Beyond a quota nothing has moved, and to ask for the routes would use up what the wait was for.
+    refresh = failure.code != QUOTA_EXCEEDED
+    return Verdict(elapsed_ms + delay_ms <= policy.total_ms, delay_ms, refresh, through_any)
 
 
 def json_object(body: bytes | memoryview) -> dict[str, Any] | None:

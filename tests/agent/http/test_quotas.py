@@ -15,11 +15,13 @@ from fake_broker import FakeCluster
 from http_access import MemoryAccess, Reply, Wire
 from http_fixtures import Agent, running
 
+from shoal.agent.http import fast_refusal
 from shoal.agent.http.core import request_quota
 from shoal.agent.http.core.request_quota import Metered, Meters
 from shoal.agent.security.access import PeerCertificate
 from shoal.agent.security.quota import REFUSAL_DELAY_MAX_NS, REFUSALS_PER_S, SECOND_NS, Quotas, Taken
 from shoal.client.async_admin import AdminClient
+from shoal.client.async_client import AsyncClient
 from shoal.errors import ShoalError
 
 ORDINARY = ("X-Ordinary", "1")
@@ -210,6 +212,18 @@ async def test_a_client_waits_as_long_as_it_is_told() -> None:
         assert time.monotonic() - began_s >= refused * 0.2
 
 
+async def test_a_reader_gets_on_with_one_request_a_second() -> None:
+    """Its waits are for reads: none is spent on a question where the partition is led."""
+    async with standing() as stand:
+        await stand.ask(WRITE, b"v")
+        stand.limit(Quotas(requests=1))
+        stand.meters.clock_ns = lambda: SECOND_NS * (1 + stand.meters.refused["requests"])
+        async with asyncio.timeout(30), AsyncClient(stand.agent.broker.url, token="bob") as client:
+            for _ in range(3):
+                assert (await client.fetch("orders", 0, 0)).batch["value"].to_pylist() == [b"v"]
+        assert stand.meters.refused["requests"] == 3  # the routes and the first read, and each read alone
+
+
 AGENT = PeerCertificate("shoal://fake/agent", is_agent=True)
 
 
@@ -307,13 +321,19 @@ async def test_two_long_answers_share_the_rate(monkeypatch: pytest.MonkeyPatch) 
 # ---- failed logins
 
 
+def come_from(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Requests have this sender's address from now on, each way."""
+    monkeypatch.setattr(web.BaseRequest, "remote", address)
+    monkeypatch.setattr(fast_refusal, "address_of", lambda front: address)
+
+
 @pytest.mark.parametrize("more", [(), (ORDINARY,)])
 async def test_failed_logins_of_an_address_are_limited(
     more: tuple[tuple[str, str], ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten are told why. From then on credentials that are expired, unknown or none at all have one answer;
     right ones pass, and so does who shows none."""
-    monkeypatch.setattr(web.BaseRequest, "remote", "192.0.2.1")
+    come_from(monkeypatch, "192.0.2.1")
     async with standing() as stand:
         stand.access.give("old", "topic:*=*", expires_ms=1)
         wrong = [("Authorization", f"Bearer {text}") for text in ("none", "old")] + [("Authorization", "x\t")]
@@ -344,7 +364,7 @@ async def test_a_client_with_a_wrong_token_is_told_once(monkeypatch: pytest.Monk
     """It does not wait for what cannot change; a loopback address is never refused so."""
     async with standing() as stand:
         for address, code in (("127.0.0.1", "unauthenticated"), ("192.0.2.1", "too-many-failed-logins")):
-            monkeypatch.setattr(web.BaseRequest, "remote", address)
+            come_from(monkeypatch, address)
             for _ in range(12):
                 refused = await stand.wire.ask(WRITE, [("Authorization", "Bearer none")], b"v")
             assert refused.document["code"] == code
@@ -360,7 +380,7 @@ async def test_an_agent_that_passes_on_wrong_credentials_is_not_their_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its clients were judged by it, perhaps a moment before a revocation was heard there."""
-    monkeypatch.setattr(web.BaseRequest, "remote", "192.0.2.1")
+    come_from(monkeypatch, "192.0.2.1")
     access = MemoryAccess()
     async with running(FakeCluster().add("one"), None, access, lambda: AGENT) as agent:
         wire = await Wire.open(agent.port)

@@ -146,6 +146,14 @@ def test_retry_after_is_honoured() -> None:
     assert verdict(failure).delay_ms == 2_000
 
 
+def test_a_quota_that_suffices_again_is_not_spent_on_routes() -> None:
+    """Nothing has moved; where three requests a second are allowed, each question would be one of them."""
+    problem = ShoalError("quota-exceeded", "x", retry_after_ms=333).to_problem()
+    found = verdict(failure_from_problem(429, problem, "1"))
+    assert found == (True, 333, False, False)
+    assert verdict(failure_from_problem(429, ShoalError("overloaded", "x").to_problem(), "1")).refresh
+
+
 def test_an_agent_that_stops_is_not_waited_for() -> None:
     """Another one leads by now, or is about to. Agents of former versions send a Retry-After all the same."""
     failure = failure_from_problem(503, ShoalError("stopping", "x").to_problem(), "1")
