@@ -3,7 +3,7 @@
 Law of this file: it asks the leaders and stages their operations in the fold, within one turn and without
 awaiting. The keeper proposes what was staged, or takes it back. An answer rests on the entry in which its
 operations stand. A refused act rests on all that was appended before, too: the word that made its receipt
-used may not be committed yet.
+used may not be committed yet. A later leader may also know more: the keeper asks a majority.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ is awaited between the choice of the entry's index and its proposal, and no segm
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ from shoal.agent.levels import SEE_LEVEL, AdditionKind, level_of, too_low
 from shoal.agent.metrics.measures import GroupMeasures
 from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.pending import Waiter
+from shoal.agent.partition.reader import Reader
 from shoal.agent.partition.replica import Replica
 from shoal.agent.receive import (
     Act,
@@ -72,6 +74,7 @@ class GroupKeeper(GroupInspection, ReplicaObserver):
         self,
         replica: Replica,
         fold: GroupFold,
+        reader: Reader,
         letters: LetterBox,
         measures: GroupMeasures,
         tell: TellNews,
@@ -79,6 +82,7 @@ class GroupKeeper(GroupInspection, ReplicaObserver):
     ) -> None:
         """`timers`: of a timer topic's view."""
         super().__init__(replica, fold, timers)
+        self._reader = reader
         self._measures = measures
         self._tell = tell
         self._watch = LeaderWatch()
@@ -147,16 +151,36 @@ class GroupKeeper(GroupInspection, ReplicaObserver):
             self._times.add(now_ms + GROUP_KNOWN_MS, request)
         if isinstance(request, WaitingRequest) and request.until_ms < request.deadline_ms:
             self._times.add(request.until_ms, request)
+        term = self._replica.core.term
         agenda, syncs = self._replica.agenda, self._replica.core.stable_index < self._last_entry
         if not (syncs and agenda.groups_wait and (agenda.groups_ms or 0) <= now_ms + AGAIN_MS):
             self._wake()  # else the end of the sync under way brings the turn, or the agenda before long
         try:
-            return await request.answer
+            answer = await request.answer
         finally:
             if request.stage is not RequestStage.SETTLED:  # the one who asked has gone
                 request.stage = RequestStage.SETTLED
                 if isinstance(request, WaitingRequest) and request.number:
                     self._led.unpark(request)
+        if request.is_refusal(answer):
+            await self._confirm(request, term)
+        return answer
+
+    async def _confirm(self, request: GroupRequest, term: int) -> None:
+        """Return once a majority says that this replica still led when it refused. A later leader may have
+        given the very receipt that is unknown here. Raises ShoalError."""
+        replica = self._replica
+        remaining_ms = max(request.deadline_ms - replica.host.clock.now_ms(), 0)
+        try:
+            async with asyncio.timeout(remaining_ms / 1_000):
+                await self._reader.confirm()
+            if replica.core.term != term:
+                raise ShoalError("no-leader", "leadership moved while the request was judged")
+        except TimeoutError:
+            error = ShoalError("timeout", "no majority confirmed in time that this leader may refuse it")
+            raise request.told(error, definite=True) from None
+        except ShoalError as error:
+            raise request.told(error, definite=True) from error
 
     def present(self, key: GroupKey, consumer: bytes, instance: bytes, name: str = "") -> bool:
         """A consumer is there. False: another process of that name is, or too many are. Raises ShoalError

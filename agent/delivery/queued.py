@@ -54,13 +54,21 @@ class GroupRequest:
         self.entry = LogIndex(max(self.entry, index))
 
     def fail(self, error: ShoalError, *, definite: bool) -> None:
-        """Tell the one who asked, unless it has gone. Acts in an entry may have happened."""
+        """Tell the one who asked, unless it has gone."""
         self.stage = RequestStage.SETTLED
         if not self.answer.done():
-            definite = definite and not self.proposed
-            # A client that hears of another leader asks there, as if nothing had happened.
-            code = "leadership-lost" if error.code in ELSEWHERE and not definite else error.code
-            self.answer.set_exception(ShoalError(code, error.detail, definite=definite, **error.extra))
+            self.answer.set_exception(self.told(error, definite=definite))
+
+    def told(self, error: ShoalError, *, definite: bool) -> ShoalError:
+        """The error as the one who asked hears it. Acts in an entry may have happened."""
+        definite = definite and not self.proposed
+        # A client that hears of another leader asks there, as if nothing had happened.
+        code = "leadership-lost" if error.code in ELSEWHERE and not definite else error.code
+        return ShoalError(code, error.detail, definite=definite, **error.extra)
+
+    def is_refusal(self, result: object) -> bool:
+        """Whether the answer says of something that it was not done. Nothing stands in the log for that."""
+        return False
 
 
 class WaitingRequest(GroupRequest):
@@ -95,6 +103,10 @@ class ConsumerRequest(WaitingRequest):
         self.outcomes: list[str | None] = []
         self.refusal = ""
 
+    def is_refusal(self, result: object) -> bool:
+        """See GroupRequest: of acts. That there is no message now is never for certain."""
+        return any(self.outcomes)
+
 
 class QuestionRequest(WaitingRequest):
     """Somebody wants to know when it may receive."""
@@ -118,6 +130,10 @@ class PlacedRequest(GroupRequest):
     ) -> None:
         super().__init__(key, now_ms, deadline_ms)
         self.operation = operation
+
+    def is_refusal(self, result: object) -> bool:
+        """See GroupRequest: the operation was void."""
+        return result is False
 
 
 class OnCommit:

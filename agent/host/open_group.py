@@ -83,15 +83,16 @@ class OpenGroup:
         """The objects around a replica that is being built."""
         machine, fold, measures = replica.plan.machine, replica.state.fold, config.measures
         timers = None if view is None else view.timers
+        reader = Reader(replica, measures)
         keeper = (
-            GroupKeeper(replica, fold, config.letters, measures.groups, config.tell_news, timers)
+            GroupKeeper(replica, fold, reader, config.letters, measures.groups, config.tell_news, timers)
             if isinstance(fold, GroupFold)
             else None
         )
         trimmer = Trimmer(replica, clocks, measures)
         if keeper is not None:
             trimmer.done_before = keeper.done_before
-        appender, reader = Appender(replica, measures), Reader(replica, measures)
+        appender = Appender(replica, measures)
         applier = None if machine is None else Applier(replica, machine)
         table = None
         if view is not None and view.table is not None and applier is not None:

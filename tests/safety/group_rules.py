@@ -28,6 +28,14 @@ GROUP_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         21,
+        "a leader that was deposed refuses a receipt of the next one",
+        "agent/delivery/keeper.py",
+        "        if request.is_refusal(answer):\n",
+        "        if False:\n",
+        (A + "delivery/test_fail_over.py::test_a_leader_that_was_deposed_refuses_no_receipt_of_the_next",),
+    ),
+    Fault(
+        21,
         "a catalog from before a group ends it",
         "agent/groups/fold.py",
         "                if group is None or epoch != group.begun[0] or offset <= group.begun[1]:\n",

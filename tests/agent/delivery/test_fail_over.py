@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from waiting import until
 
 from shoal.agent.receive import ActKind
@@ -55,6 +56,40 @@ async def test_a_new_leader_begins_the_leases_anew() -> None:
         while not again.delivered:
             again = await consumers.receive(wanted("b"), wait_ms=1_900)
         assert attempts(again) == {0: 2, 1: 2}
+
+
+async def test_a_leader_that_was_deposed_refuses_no_receipt_of_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It knows neither the delivery nor that another leads. A majority does not confirm it, so it says that
+    nothing happened, and not that a good receipt is used or expired."""
+    cluster, _ = memory_cluster(seed=5)
+    async with cluster:
+        consumers = await filled(cluster, 3)
+        given_back = await consumers.receive(wanted("a", 1))
+        assert await consumers.act(ack(given_back, 0, ActKind.RELEASE)) == (None,)
+        await equal_folds(cluster)
+        old = await cluster.leader()
+        old.cut_off()
+        stopped_ms = old.host.clock.now_ms()
+        with monkeypatch.context() as stopped:
+            stopped.setattr(old.host.clock, "now_ms", lambda: stopped_ms)
+            cluster.alive.remove(old)
+            granted = await consumers.receive(wanted("b", 2))
+            assert offsets(granted) == [0, 1]
+            keeper = old.host.keeper(GROUP)
+            acts = [ack(granted, 0), ack(granted, 1), ack(granted)]
+            alone = [asyncio.create_task(keeper.act(KEY, [act], stopped_ms + 60_000)) for act in acts]
+            hurried = await asyncio.gather(keeper.act(KEY, acts, stopped_ms + 200), return_exceptions=True)
+            assert old.leads
+            assert not any(task.done() for task in alone)
+        errors = await asyncio.gather(*alone, return_exceptions=True)
+        for error, code in [*((error, "no-leader") for error in errors), (hurried[0], "timeout")]:
+            assert isinstance(error, ShoalError), error
+            assert (error.code, error.definite) == (code, True)
+        assert await consumers.act(*acts[:2]) == (None, None)
+        await equal_folds(cluster)
+        await old.stop()
 
 
 async def test_an_entry_that_is_cut_says_that_leadership_was_lost() -> None:
