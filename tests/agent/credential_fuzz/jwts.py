@@ -258,7 +258,7 @@ def _wrapped(rng: random.Random, text: str, kind: str, algorithm: str) -> str:
 Valid = tuple[str, int, tuple[str, ...]]
 """Principal, end in milliseconds, roles."""
 _ALPHABET: Final = re.compile(r"[A-Za-z0-9_-]+\Z", re.ASCII)
-_NAME: Final = re.compile(r"[A-Za-z0-9._@+-]{1,128}\Z", re.ASCII)
+_NAME: Final = re.compile(r"[A-Za-z0-9_@+-][A-Za-z0-9._@+:/|-]{0,255}\Z", re.ASCII)
 
 
 class Not(Exception):

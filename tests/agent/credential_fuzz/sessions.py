@@ -30,7 +30,7 @@ OTHER_SECRET: Final = bytes(range(1, 33))
 LIVE_SESSION, ENDED = "a" * 16, "e" * 16
 SOURCES: Final = {("bob", BOBS.id), ("ann", ANNS.id), ("bare", BARE.id)}
 _SEALED: Final = re.compile(r"shoals_([a-z2-7]{8})\.([A-Za-z0-9_-]{1,3400})\.([A-Za-z0-9_-]{43})", re.ASCII)
-_NAME: Final = re.compile(r"[A-Za-z0-9._@+-]{1,128}", re.ASCII)
+_NAME: Final = re.compile(r"[A-Za-z0-9_@+-][A-Za-z0-9._@+:/|-]{0,255}", re.ASCII)
 _ID: Final = re.compile(r"[a-z2-7]{16}", re.ASCII)
 
 

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from odd_requests import GET, ORDINARY, POST, SMUGGLED, post
 
+from shoal.agent.http.admission.guard import IN_THE_OPEN
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.app import Dispatcher
 from shoal.agent.http.core import handed_over
@@ -96,6 +97,7 @@ class Nobody(Front):
     """Beside aiohttp alone."""
 
     certificate = None
+    guard = IN_THE_OPEN
     measures = HttpMeasures()
 
     def answer_ended(self, *, keep_alive: bool) -> None: ...
@@ -180,7 +182,8 @@ class Side:
 
 def with_front(dispatcher: Dispatcher, server: web.Server) -> asyncio.BaseProtocol:
     return Connection(
-        Shared(dispatcher.appends, dispatcher.receives, dispatcher.rows, dispatcher.refusals, server)
+        Shared(dispatcher.appends, dispatcher.receives, dispatcher.rows, dispatcher.refusals, server),
+        IN_THE_OPEN,
     )
 
 
