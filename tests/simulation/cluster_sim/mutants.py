@@ -584,7 +584,7 @@ MUTANTS = (
     Mutant(
         believe_every_chunk,
         ("ViewHasAll", "GroupHistory", "NoInternalError"),
-        first_seed=3,
+        first_seed=10,
         knobs=TIMERS | {"only": ("rot_run", "rot_run", "kill_one"), "rot": True},
     ),
     Mutant(drop_a_row_at_a_merge, ("ViewHasAll", "GroupHistory", "QueuesDrain"), first_seed=2, knobs=TIMERS),
