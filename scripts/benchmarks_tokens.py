@@ -75,7 +75,7 @@ def rows(bench: Bench) -> list[Row]:
         with agent_with(bench, asks) as asking:
             token, _ = tokens(asking.url, first.reveal())
             in_the_open = _by_turns(bench, Asked(single(asking.url, token), asking), plain)
-        with agent_with(bench, asks | made.variables) as asking:
+        with agent_with(bench, asks | made.variables, made.cluster) as asking:
             token, _ = tokens(asking.url, first.reveal())
             ours = Asked(single(asking.url, token), asking, made.context())
             over_tls = _by_turns(bench, ours, plain)
@@ -108,13 +108,13 @@ def _beside(name: str, found: list[tuple[Reading, Reading]], goal: float) -> lis
 
 
 @contextlib.contextmanager
-def agent_with(bench: Bench, variables: Mapping[str, str]) -> Iterator[cluster.AgentProcess]:
-    """An agent with these settings."""
+def agent_with(bench: Bench, variables: Mapping[str, str], name: str = "") -> Iterator[cluster.AgentProcess]:
+    """An agent with these settings, of a cluster of this name or of one that nobody has."""
     directory = bench.directory / secrets.token_hex(4)
     agents, shoal = cluster.LocalCluster(directory), environment.command("shoal")
     agents.install("bench-0", [shoal], variables)
     try:
-        agents.start(shoal, f"bench-{secrets.token_hex(4)}", ("bench-0",))
+        agents.start(shoal, name or f"bench-{secrets.token_hex(4)}", ("bench-0",))
         agent = agents.agents[0]
         until(lambda: ask(agent.url, "GET", "/readyz"))
         yield agent
