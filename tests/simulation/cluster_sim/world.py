@@ -22,8 +22,10 @@ import shoal.agent.directory as directory_module
 import shoal.agent.host.peer_input
 import shoal.agent.http.core.context
 import shoal.agent.http.core.doorkeeper
+import shoal.agent.http.core.problems
 import shoal.agent.http.front
 import shoal.agent.http.groups.operate
+import shoal.agent.http.pending_append
 import shoal.agent.http.produce.decode
 import shoal.agent.http.produce.deliver
 import shoal.agent.http.produce.fast_answer
@@ -61,7 +63,9 @@ TIME_READERS = (
     shoal.agent.host.peer_input,
     shoal.agent.http.core.context,
     shoal.agent.http.core.doorkeeper,
+    shoal.agent.http.core.problems,
     shoal.agent.http.front,
+    shoal.agent.http.pending_append,
     shoal.agent.http.groups.operate,
     shoal.agent.http.produce.decode,
     shoal.agent.http.produce.deliver,
