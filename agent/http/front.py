@@ -349,10 +349,12 @@ class Connection(Front):
             self._rest = rest[size:]
             return
         self._give_up_body()
-        if not left and gate.take(whole):
+        is_whole = not left and self.doorkeeper.is_allowed(append.request, self.certificate)
+        if is_whole and gate.take(whole):
             self._begin(append)
         else:
-            # No room for it: aiohttp gets what has come, and says so in a way that the client gets to read.
+            # No room for it, or its sender may no longer: aiohttp gets what has come, and says so in a way
+            # that the client gets to read.
             self._hand_over(append.as_it_came(whole - left))
 
     def _give_up_body(self) -> None:

@@ -107,7 +107,8 @@ async def read_body(call: Call, limit_bytes: int, receiving: BodyReservation | N
 
 async def stream_body(call: Call, receiving: BodyReservation) -> AsyncIterator[bytes]:
     """The body as it comes, in pieces of at most aiohttp's read buffer. `receiving` counts each until it is
-    dropped there; the sender is held back in between.
+    dropped there; the sender is held back in between. Whoever may no longer send gets no further: ShoalError
+    unauthenticated, forbidden.
     """
     content = call.request.content
     pace = Pace(call.context.limits)
@@ -123,12 +124,14 @@ async def stream_body(call: Call, receiving: BodyReservation) -> AsyncIterator[b
         except web.RequestPayloadError as error:
             raise broken_body(error) from None
         pace.came(len(piece), now() - began, receiving.size_bytes)
+        call.asker.go_on()
         if piece:
             receiving.arrive(len(piece))
             if meter is not None and "Content-Length" not in call.headers:
                 meter.came(content.total_bytes)
                 await meter.rest()
             yield piece
+    call.asker.go_on()
     rest = what_is_here(content)
     receiving.complete()
     if rest:

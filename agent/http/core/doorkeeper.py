@@ -173,6 +173,12 @@ class Asker:
                 self.refused = error
         return self.refused is None
 
+    def go_on(self) -> None:
+        """After a wait, before anything is done. Raises ShoalError where the request may not go on."""
+        if not self.judge_again():
+            assert self.refused is not None
+            raise self.refused
+
 
 class Doorkeeper:
     """One per server."""

@@ -102,6 +102,7 @@ async def at_leader(
             raise
     while True:
         leader = await led.find(deadline.remaining_ms())
+        call.asker.go_on()
         try:
             if leader.local:
                 return await here()

@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn
 import pytest
 from fake_broker import FakeCluster
 from http_access import MemoryAccess, Wire
-from http_fixtures import PATIENCE_S, Agent, running
+from http_fixtures import ARROW, PATIENCE_S, Agent, arrow_batch, arrow_stream, running
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,9 +110,9 @@ async def test_a_verdict_ends_with_the_credential(house: House, monkeypatch: pyt
 
 async def test_a_body_in_place_is_let_in_by_a_verdict_of_now(house: House) -> None:
     """A large body that repeats the last head is received where it will lie: not without a verdict."""
-    headers = credential(house.access.give("mine", "topic:orders=write"))
+    headers = [*credential(house.access.give("mine", "topic:orders=write")), ("Content-Type", ARROW)]
     wire = await Wire.open(house.agent.port)
-    body = b"v" * 200_000
+    body = arrow_stream(arrow_batch([b"v" * 200_000]))
     for _ in range(3):
         assert (await wire.ask(RECORDS, headers, body)).status == 200
     house.access.revoke("mine")
