@@ -13,7 +13,7 @@ wrong before, and is believed now: else tokens would be refused until the wrong 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from shoal.agent.security.access import ANONYMOUS, Identity, PeerCertificate, Place, Proof
 from shoal.agent.security.jwt import Verifier, is_jwt
@@ -39,6 +39,12 @@ CLOCK_BACK_MAX_MS: Final = 3_600_000
 FIRST_NAME_BYTES: Final = 16
 REMEMBERED_MAX: Final = 4_096
 """Identities whose rules are remembered. When full they are forgotten, not searched."""
+Time = TypeVar("Time", int, float)
+
+
+def latest_ms(seen_ms: Time, now_ms: Time) -> Time:
+    """The time to judge by, once that was seen and a clock says now."""
+    return seen_ms if 0 <= seen_ms - now_ms <= CLOCK_BACK_MAX_MS else now_ms
 
 
 class Judge:
@@ -94,8 +100,7 @@ class Judge:
         """A token counts before a certificate: an agent that passes a request on shows its client's. Raises
         ShoalError unauthenticated."""
         if authorization is not None:
-            if not 0 <= self._latest_ms - now_ms <= CLOCK_BACK_MAX_MS:
-                self._latest_ms = now_ms
+            self._latest_ms = latest_ms(self._latest_ms, now_ms)
             if authorization.startswith(SESSION_SCHEME):
                 return self._session(authorization.removeprefix(SESSION_SCHEME), self._latest_ms)
             try:

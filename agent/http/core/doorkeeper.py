@@ -25,6 +25,7 @@ from shoal.agent.http.core.request_quota import FAILED_LOGINS, Counted, Meter, M
 from shoal.agent.security.access import ANONYMOUS, Access, Identity, PeerCertificate, Proof
 from shoal.agent.security.audit import AUDIT_TOPIC, AuditTrail, login_of
 from shoal.agent.security.failed_logins import FailedLogins
+from shoal.agent.security.judge import latest_ms
 from shoal.agent.security.needs import Action, Need, ResourceKind
 from shoal.agent.security.quota import Taken
 from shoal.agent.security.sessions import SESSION_SCHEME
@@ -337,7 +338,7 @@ class Doorkeeper:
         if version != self._version:
             self._version = version
             self._forget()
-        self._now_ms = wall_ms()
+        self._now_ms = latest_ms(self._now_ms, wall_ms())
         with suppress(RuntimeError):  # without a loop each request looks
             asyncio.get_running_loop().call_soon(setattr, self, "_has_looked", False)
             self._has_looked = True

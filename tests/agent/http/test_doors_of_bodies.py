@@ -1,4 +1,5 @@
-"""Whoever sends a body slowly, or waits for a leader, is judged by what holds when something is done."""
+"""Whoever sends a body slowly, or waits for a leader, is judged by what holds when something is done; and
+no verdict outlives its credential where a clock goes back."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from fake_broker import FakeCluster
 from http_access import MemoryAccess, Wire
 from http_fixtures import ARROW, PATIENCE_S, Agent, arrow_batch, arrow_stream, running
 
+from shoal.agent.http.core import doorkeeper
 from shoal.agent.security.quota import Quotas
 
 RECORDS = "POST /v1/topics/orders/records"
@@ -144,3 +146,30 @@ async def test_a_wait_for_a_leader_is_no_way_around_a_revocation() -> None:
             async with asyncio.timeout(PATIENCE_S):
                 assert (await asked).status == 401
             assert cluster.stored() == 0
+
+
+async def test_an_expired_token_does_not_live_again_with_a_clock_that_goes_back(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its verdict is remembered until its end, and the clock has seen that."""
+    now_ms = [10_000_000.0]
+    monkeypatch.setattr(doorkeeper, "wall_ms", lambda: now_ms[0])
+    mine = ("Authorization", house.access.give("short", "topic:orders=write", expires_ms=10_060_000))
+    others = ("Authorization", house.access.give("another", "topic:orders=write"))
+    assert await ask_once(house, mine) == 200
+    now_ms[0] = 10_060_000
+    assert await ask_once(house, others) == 200
+    now_ms[0] = 10_059_000
+    keeper = house.agent.runner.context.doorkeeper
+    taken = []
+    is_allowed = doorkeeper.Doorkeeper.is_allowed
+
+    def noted(self: doorkeeper.Doorkeeper, request: doorkeeper.FastAsking, certificate: None) -> bool:
+        house.access.asked = 0
+        taken.append(is_allowed(self, request, certificate) and not house.access.asked)
+        return bool(taken[-1])
+
+    monkeypatch.setattr(doorkeeper.Doorkeeper, "is_allowed", noted)
+    await ask_once(house, mine)
+    assert taken == [False]
+    assert keeper._now_ms == 10_060_000
