@@ -21,7 +21,7 @@ from shoal.agent.http.admission.guard import GUARD, IN_THE_OPEN, over_tls
 from shoal.agent.http.admission.limits import HttpLimits
 from shoal.agent.http.admission.origin import HostPolicy
 from shoal.agent.http.admission.places import Place
-from shoal.agent.http.core.context import Call, Context
+from shoal.agent.http.core.context import ADMITTED, Call, Context
 from shoal.agent.http.core.cors import is_preflight, note_origin, preflight, prepare
 from shoal.agent.http.core.dispatch import Route, RouteTable
 from shoal.agent.http.core.doorkeeper import Doorkeeper
@@ -184,7 +184,7 @@ class Dispatcher:
             raise doorkeeper.login_failed(
                 error, front.certificate, address, shows_login=shows_login
             ) from None
-        handler.meter = asker.meter
+        handler.meter, request[ADMITTED] = asker.meter, asker.identity
         query = parse_query(raw_query, route.operation.parameter_names) if raw_query else NO_QUERY
         return await route.handler(Call(self._context, request, arguments, query, raw_query, asker))
 

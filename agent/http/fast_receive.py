@@ -30,13 +30,14 @@ from shoal.agent.http.api.needs import Needs
 from shoal.agent.http.core.body import media_type
 from shoal.agent.http.core.context import Call, Context, partition_number
 from shoal.agent.http.core.dispatch import RouteTable
-from shoal.agent.http.core.doorkeeper import Asker
+from shoal.agent.http.core.doorkeeper import Asker, wall_ms
 from shoal.agent.http.core.forward import AUTHORIZATION
 from shoal.agent.http.core.leader import MOVING_CODES
 from shoal.agent.http.core.parameters import NO_QUERY
 from shoal.agent.http.core.problems import SERVER, problem_bytes
 from shoal.agent.http.core.request_quota import Meter
 from shoal.agent.http.core.respond import PIECE_BYTES, coalesced
+from shoal.agent.http.fast_refusal import address_of
 from shoal.agent.http.fetch.render import choose_media
 from shoal.agent.http.groups import receive
 from shoal.agent.http.groups.answer import Made
@@ -45,9 +46,11 @@ from shoal.agent.http.groups.receive import ReceiveRequest, may_wait, while_the_
 from shoal.agent.http.groups.target import Target
 from shoal.agent.http.http1.head import RequestHead
 from shoal.agent.http.produce.fast_head import append_head
+from shoal.agent.http.witness import REFUSALS
 from shoal.agent.log_lines.schema import about
 from shoal.agent.metrics.measures import ABORTED
-from shoal.agent.security.access import PeerCertificate
+from shoal.agent.security.access import Identity, PeerCertificate
+from shoal.agent.security.audit import happening
 from shoal.errors import ShoalError
 
 FAST_BODY_BYTES_MAX: Final = 64 * KIB
@@ -177,6 +180,7 @@ class FastReceives:
         ended = Ended.BROKEN
         status: int | str = ABORTED
         answer = OwnAnswer(self.context, front)
+        asked: ReceiveRequest | None = None
         try:
             try:
                 asked = self._asked(request, body, front)
@@ -188,6 +192,8 @@ class FastReceives:
             except ShoalError as error:
                 if error.definite and error.code in MOVING_CODES:
                     return Ended.MOVED
+                if asked is not None and error.code in REFUSALS:
+                    self._tell(request, asked.call.asker.identity, error.code, front)
                 answer.refuse(error)
                 ended, status = Ended.ANSWERED, error.status
             except ConnectionError:
@@ -223,10 +229,22 @@ class FastReceives:
             asked = receive_body(json_object(body) if body.strip() else None, is_arrow=request.is_arrow)
         finally:
             gate.leave(len(body))
-        asker = context.doorkeeper.asker(request, front.certificate)
+        try:
+            asker = context.doorkeeper.asker(request, front.certificate)
+        except ShoalError:
+            return None  # it is refused there
         asker.meter = front.meter
         call = PlainCall(context, request.headers, asker)
         return ReceiveRequest(call, Target(topic, group, partition), asked, is_arrow=request.is_arrow)
+
+    def _tell(self, request: FastReceive, asker: Identity, code: str, front: ReceiveFront) -> None:
+        """Into the audit, as witness.py does: its wait has ended because it may no longer receive."""
+        trail = self.context.doorkeeper.trail
+        if trail is not None:
+            place = "" if request.partition is None else f" partition:{request.partition}"
+            thing = f"topic:{request.topic}{place} group:{request.group}"
+            event = happening(asker, address_of(front.transport), request.operation, thing, code)
+            trail.refused(event, int(wall_ms()))
 
 
 class OwnAnswer:

@@ -8,6 +8,7 @@ client that is refused a thousand times a second is to cost others little.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.agent.http.core.context import Context
@@ -51,7 +52,7 @@ class FastRefusals:
         if found is None:
             return False
         identity, error = found
-        address = address_of(front)
+        address = address_of(front.transport)
         error = self._context.doorkeeper.login_failed(
             error, front.certificate, address, shows_login=refused.request.authorization is not None
         )
@@ -97,7 +98,7 @@ class FastRefusals:
         trail.refused(event, int(wall_ms()))
 
 
-def address_of(front: Connection) -> str:
-    """The other end of its connection, as aiohttp names it; empty for a unix socket."""
-    peer = None if front.transport is None else front.transport.get_extra_info("peername")
+def address_of(transport: asyncio.Transport | None) -> str:
+    """The other end of a connection, as aiohttp names it; empty for a unix socket."""
+    peer = None if transport is None else transport.get_extra_info("peername")
     return str(peer[0]) if isinstance(peer, tuple) else ""

@@ -15,7 +15,7 @@ from aiohttp import web
 from shoal.agent.http.api import security_operations
 from shoal.agent.http.api.operation import REST, Operation
 from shoal.agent.http.api.session_operations import MAKE_SESSION
-from shoal.agent.http.core.context import CUT_OFF
+from shoal.agent.http.core.context import ADMITTED, CUT_OFF
 from shoal.agent.http.core.doorkeeper import Doorkeeper, wall_ms
 from shoal.agent.http.core.forward import AUTHORIZATION, FORWARDED_BY
 from shoal.agent.security.access import ANONYMOUS, Identity, PeerCertificate, Proof
@@ -73,7 +73,7 @@ class Witness:
             response = await answer
             outcome = DONE if response.status < 400 else str(response.status)
             if CUT_OFF in request:
-                outcome = request[CUT_OFF].code
+                outcome = request[CUT_OFF]
             return response
         except ShoalError as error:
             outcome = error.code
@@ -93,8 +93,7 @@ class Witness:
         certificate: PeerCertificate | None,
         outcome: str,
     ) -> None:
-        known = self._identity(request, certificate, operation)
-        identity = request[CUT_OFF].asker if CUT_OFF in request else known
+        identity = request.get(ADMITTED) or self._identity(request, certificate, operation)
         thing = thing_of(operation, arguments)
         event = happening(identity, request.remote or "", operation.name, thing, outcome)
         now_ms = int(wall_ms())

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from aiohttp import web
 from multidict import CIMultiDictProxy
@@ -68,14 +68,10 @@ class Context:
         self.scrapes = Scrapes(broker, self.room, self.gate, self.measures)
 
 
-class CutOff(NamedTuple):
-    """In a request whose wait or stream has ended because its asker may no longer have it."""
-
-    code: str
-    asker: Identity
-
-
-CUT_OFF: Final = web.RequestKey("shoal_cut_off", CutOff)
+ADMITTED: Final = web.RequestKey("shoal_admitted", Identity)
+"""Whose a request was when it was let in: at its end its credential may be nobody's."""
+CUT_OFF: Final = web.RequestKey("shoal_cut_off", str)
+"""The code of a wait or stream that has ended because its asker may no longer have it."""
 
 
 class Call:
@@ -157,8 +153,8 @@ class Call:
             try:
                 return await self.context.waits.run(self.request, self.asker, awaitable)
             finally:
-                if self.asker.refused is not None:  # told by the audit, with the one that it was
-                    self.request[CUT_OFF] = CutOff(self.asker.refused.code, self.asker.identity)
+                if self.asker.refused is not None:  # told by the audit
+                    self.request[CUT_OFF] = self.asker.refused.code
 
     def holding(self) -> AnswerReservation:
         """Memory for this request's answer; release it at the end."""

@@ -17,6 +17,7 @@ from shoal.agent.http.docs.openapi import Description
 from shoal.agent.http.witness import COMMANDED, is_change
 from shoal.agent.security.access import PeerCertificate
 from shoal.agent.security.audit import REFUSALS_PER_SECOND_MAX
+from shoal.errors import ShoalError
 
 
 async def ask(found: World, line: str, *headers: tuple[str, str], body: bytes = b"") -> int:
@@ -223,3 +224,55 @@ async def test_waits_and_streams_that_a_revocation_ends_are_told(monkeypatch: py
     assert kinds(told[1:]) == [("refusal", told[1]["operation"], "unauthenticated")] * 2
     assert told[0]["kind"] == "login"
     assert [record["principal"] for record in told[1:]] == ["of-reader"] * 2
+
+
+@pytest.mark.parametrize("query", ["", "?timeout=5s"], ids=["fast", "ordinary"])
+async def test_receives_that_a_revocation_ends_are_told(query: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever way they took."""
+    monkeypatch.setattr(waits, "JUDGE_SECONDS", 0.05)
+    async with world() as found:
+        cluster = found.agent.broker.cluster
+        cluster.create("orders")
+        path = "/v1/topics/orders/groups/billing"
+        assert await ask(found, f"PUT {path}", found.admin) == 201
+        reader = ("Authorization", found.access.give("reader", "group:orders/billing=consume"))
+        json_type = ("Content-Type", "application/json")
+        line = f"POST {path}/receive{query}"
+        assert await ask(found, line, reader, json_type, body=b"{}") == 200
+        found.told()
+        wire = await Wire.open(found.agent.port)
+        waiting = asyncio.create_task(wire.ask(line, [reader, json_type], b'{"wait": "60s"}'))
+        async with asyncio.timeout(30):
+            while not found.agent.runner.context.gate.waits:
+                await asyncio.sleep(0.01)
+        found.access.revoke("reader")
+        assert (await asyncio.wait_for(waiting, 30)).status == 401
+        wire.close()
+        told = found.told()
+    assert kinds(told) == [("refusal", "receive", "unauthenticated")]
+    assert (told[0]["principal"], told[0]["proof"]) == ("of-reader", "token")
+    assert (told[0]["resource"], told[0]["address"]) == ("topic:orders group:billing", "127.0.0.1")
+
+
+@pytest.mark.parametrize("outcome", ["done", "leadership-lost"])
+async def test_a_change_is_told_with_the_principal_that_was_let_in(
+    outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its credential may be nobody's once it has ended."""
+    async with world() as found:
+        broker = found.agent.broker
+        broker.cluster.create("orders")
+        clerk = ("Authorization", found.access.give("clerk", "topic:orders=delete"))
+        delete = broker.delete_topic
+
+        async def ended_meanwhile(name: str, timeout_ms: int) -> None:
+            await delete(name, timeout_ms)
+            found.access.revoke("clerk")
+            if outcome != "done":
+                raise ShoalError("leadership-lost", "it may have happened")
+
+        monkeypatch.setattr(broker, "delete_topic", ended_meanwhile)
+        assert await ask(found, "DELETE /v1/topics/orders", clerk) == (204 if outcome == "done" else 504)
+        login, change = found.told()
+    assert kinds([change]) == [("change", "deleteTopic", outcome)]
+    assert (change["principal"], change["proof"]) == (login["principal"], "token") == ("of-clerk", "token")
