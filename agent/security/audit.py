@@ -37,6 +37,8 @@ ADDRESSES_MAX: Final = 1_024
 """Counted apart within one second; all further ones count as one."""
 BUFFERED_MAX: Final = 4_096
 """Records that wait for the topic: 2 MiB at most. Further ones are counted and left out."""
+UNASKED_MAX: Final = BUFFERED_MAX * 3 // 4
+"""Of these, what refusals and logins may fill: anybody makes them, and they leave room for changes."""
 CHANGES_MAX: Final = 1_024
 """Committed changes of security that wait here, as many as the catalog's log has of them in an hour."""
 CHANGES_LEFT_MS: Final = 5_000
@@ -116,18 +118,18 @@ class AuditTrail:
             self.left_out += 1
             return
         window.written += 1
-        self._write("refusal", event, now_ms)
+        self._write("refusal", event, now_ms, UNASKED_MAX)
 
     def changed(self, event: Happening, now_ms: int) -> None:
         """A request that changes topics, groups, members or the agent has ended, well or not."""
-        self._write("change", event, now_ms)
+        self._write("change", event, now_ms, BUFFERED_MAX)
 
     def logged_in(self, login: Login, event: Happening, now_ms: int) -> None:
         """A credential was good, for the first time for a while."""
         if len(self._logins) >= LOGINS_MAX:
             self._logins.clear()
         self._logins[login] = now_ms
-        self._write("login", event, now_ms)
+        self._write("login", event, now_ms, UNASKED_MAX)
 
     def knows_login(self, login: Login, now_ms: int) -> bool:
         """Whether it was told not long ago. A clock that has gone back counts as a while."""
@@ -184,19 +186,21 @@ class AuditTrail:
     def _close(self, address: str, window: RefusalWindow, now_ms: int) -> None:
         del self._windows[address]
         if window.left_out:
-            self._append(self._left_out_text(address, window.left_out, now_ms), leaves_out=window.left_out)
+            text = self._left_out_text(address, window.left_out, now_ms)
+            self._append(text, UNASKED_MAX, leaves_out=window.left_out)
 
     def _left_out_text(self, address: str, count: int, now_ms: int) -> bytes:
         record = {"time": _time(now_ms), "agent": self._agent, "kind": "left-out"}
         return _json({**record, "address": address, "count": count})
 
-    def _write(self, kind: str, event: Happening, now_ms: int) -> None:
+    def _write(self, kind: str, event: Happening, now_ms: int, waiting_max: int) -> None:
         fields = {name: shortened(value) for name, value in event._asdict().items()}
-        self._append(_json({"time": _time(now_ms), "agent": self._agent, "kind": kind, **fields}))
+        record = {"time": _time(now_ms), "agent": self._agent, "kind": kind, **fields}
+        self._append(_json(record), waiting_max)
 
-    def _append(self, text: bytes, leaves_out: int = 0) -> None:
+    def _append(self, text: bytes, waiting_max: int, leaves_out: int = 0) -> None:
         """`leaves_out`: of a record that tells how many are missing; the number is told with others then."""
-        if len(self._waiting) >= BUFFERED_MAX:
+        if len(self._waiting) >= waiting_max:
             self._overflowed += leaves_out or 1
             self.left_out += 0 if leaves_out else 1
             return

@@ -122,6 +122,21 @@ def test_a_full_buffer_leaves_out_and_says_how_many() -> None:
     assert not trail.has_news
 
 
+@pytest.mark.parametrize("flood", ["refusals", "logins"])
+def test_no_flood_leaves_out_a_change(flood: str) -> None:
+    """However many addresses or credentials somebody has, while the topic takes nothing."""
+    trail = AuditTrail("herring")
+    for number in range(2 * BUFFERED_MAX):
+        if flood == "refusals":
+            trail.refused(event(f"fd00::{number % ADDRESSES_MAX:x}"), NOW_MS)
+        else:
+            trail.logged_in(number.to_bytes(16, "big"), event(outcome="done"), NOW_MS)
+    trail.changed(event(outcome="done"), NOW_MS)
+    kinds = [record["kind"] for record in taken(trail, NOW_MS)]
+    assert kinds.count("change") == 1
+    assert kinds[-1] == "left-out"
+
+
 def test_a_login_is_told_once_in_a_while() -> None:
     """By the digest of its credential, at most so many of which are remembered; a clock may go back."""
     trail = AuditTrail("herring")
