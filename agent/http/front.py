@@ -353,8 +353,8 @@ class Connection(Front):
         if is_whole and gate.take(whole):
             self._begin(append)
         else:
-            # No room for it, or its sender may no longer: aiohttp gets what has come, and says so in a way
-            # that the client gets to read.
+            # There is no room for it, or its sender may no longer. So aiohttp gets what has come, and says so
+            # in a way that the client gets to read.
             self._hand_over(append.as_it_came(whole - left))
 
     def _give_up_body(self) -> None:

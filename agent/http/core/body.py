@@ -107,7 +107,7 @@ async def read_body(call: Call, limit_bytes: int, receiving: BodyReservation | N
 
 async def stream_body(call: Call, receiving: BodyReservation) -> AsyncIterator[bytes]:
     """The body as it comes, in pieces of at most aiohttp's read buffer. `receiving` counts each until it is
-    dropped there; the sender is held back in between. Whoever may no longer send gets no further: ShoalError
+    dropped there; the sender is held back in between. A sender that may no longer gets no further: ShoalError
     unauthenticated, forbidden.
     """
     content = call.request.content
