@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from shoal.addresses import plain_address
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.log_lines.schema import about
 from shoal.agent.tls.contexts import Contexts
@@ -123,7 +124,7 @@ class TlsListener:
                 self._timer = self._loop.call_later(NO_DESCRIPTORS_S, self._resume)
                 return
             accepted.setblocking(False)
-            opening = Opening(self, self._contexts(), str(address[0]) if address else "")
+            opening = Opening(self, self._contexts(), plain_address(str(address[0])) if address else "")
             self._opening[opening] = self._loop.time()
             self._by_network.setdefault(network_of(opening.address), {})[opening] = None
             task = self._loop.create_task(self._loop.connect_accepted_socket(opening.itself, accepted))
@@ -156,7 +157,9 @@ class TlsListener:
 
 
 def network_of(address: str) -> str:
-    """The addresses that one host may have at will: an IPv4 address, or an IPv6 network."""
-    if ":" not in address:
-        return address
-    return str(ipaddress.ip_network((address.partition("%")[0], NETWORK_BITS), strict=False))
+    """The addresses that one host may have at will: an IPv4 address, or an IPv6 network. A socket of both
+    families shows IPv4 addresses as ones of IPv6, all of them in one network."""
+    plain = plain_address(address.partition("%")[0])
+    if ":" not in plain:
+        return plain
+    return str(ipaddress.ip_network((plain, NETWORK_BITS), strict=False))

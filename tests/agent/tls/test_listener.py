@@ -284,6 +284,12 @@ def test_networks() -> None:
     assert listening.network_of("fe80::1%eth0") == listening.network_of("fe80::2%eth0")
 
 
+def test_a_socket_of_both_families_tells_ipv4_addresses_apart() -> None:
+    """They do not count as one network because of the form in which it shows them."""
+    assert listening.network_of("::ffff:10.0.0.1") == listening.network_of("10.0.0.1")
+    assert listening.network_of("::ffff:10.0.0.1") != listening.network_of("::ffff:10.0.0.2")
+
+
 async def test_refusals_are_counted_and_told(
     settings: TlsSettings, tmp_path: pathlib.Path, plain: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
