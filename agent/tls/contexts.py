@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import ssl
 import stat
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from shoal.tls import CERTIFIED, HTTP
 FILE_BYTES_MAX: Final = 1 << 20  # a bundle of all public authorities has a quarter of it
 READABLE_BY_OTHERS: Final = stat.S_IROTH | stat.S_IWOTH
 HANDSHAKE_STEPS_MAX: Final = 16  # one with itself takes four
+EXPIRED: Final = 10
+"""OpenSSL's number of that fault (x509_vfy.h)."""
 MINIMUM: Final = {"1.3": ssl.TLSVersion.TLSv1_3, "1.2": ssl.TLSVersion.TLSv1_2}
 
 
@@ -32,14 +35,26 @@ class TlsError(Exception):
 
 
 class ServerObject(ssl.SSLObject):
-    """The server's side of a connection whose handshake fails where names of a certificate are no text."""
+    """The server's side of a connection. Its handshake fails where names of a certificate are no text, or the
+    certificate of a resumed session has expired."""
 
     def do_handshake(self) -> None:
         super().do_handshake()
         try:
-            certificate_of(self)
+            certificate = certificate_of(self)
         except NameFault as fault:
             raise Misnamed(f"the certificate of the other side {fault}") from fault
+        # TLS 1.2 resumes sessions by their number, which cannot be turned off. OpenSSL keeps them for two
+        # hours, and looks at no date again.
+        if self.session_reused and certificate is not None and _ends_s(certificate) <= time.time():
+            error = ssl.SSLCertVerificationError("the certificate of a resumed session has expired")
+            error.verify_code, error.verify_message = EXPIRED, "certificate has expired"  # as OpenSSL says it
+            raise error
+
+
+def _ends_s(certificate: Mapping[str, Any]) -> int:
+    """Unix time. Raises ValueError for a date that is none."""
+    return ssl.cert_time_to_seconds(str(certificate["notAfter"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +126,16 @@ def make_contexts(settings: TlsSettings, cluster: str) -> Contexts:
     asked = ssl.CERT_REQUIRED if settings.tls_clients == "required" else ssl.CERT_OPTIONAL
     server, unasked = _server_context(files, asked), _server_context(files, ssl.CERT_NONE)
     agents = agents_context(files, rules)
-    authorities = server.get_ca_certs()
-    if not authorities:
+    try:
+        ends = [_ends_s(authority) for authority in server.get_ca_certs()]
+    except ValueError:  # names that are no UTF-8, or a date that is none
+        raise TlsError(f"tls_ca {settings.tls_ca} has an authority whose names cannot be read") from None
+    if not ends:
         raise TlsError(f"tls_ca {settings.tls_ca} has certificates, but none of an authority")
     certificate = _try_out(files, server, agents, rules)
     expires = {
-        "tls_cert": ssl.cert_time_to_seconds(str(certificate["notAfter"])),
-        "tls_ca": min(ssl.cert_time_to_seconds(str(one["notAfter"])) for one in authorities),
+        "tls_cert": _ends_s(certificate),
+        "tls_ca": min(ends),
     }
     if TlsFiles.read(settings) != files:
         raise TlsError("tls_cert, tls_key and tls_ca were changed while they were read")
@@ -128,6 +146,7 @@ def _server_context(files: TlsFiles, verify_mode: ssl.VerifyMode) -> ssl.SSLCont
     context = _context(files, ssl.PROTOCOL_TLS_SERVER)
     context.verify_mode = verify_mode
     # A resumed session would take the certificate of its first handshake, and nobody would look at its dates.
+    # Sessions of TLS 1.2 are resumed all the same: ServerObject looks.
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols([HTTP])

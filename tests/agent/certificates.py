@@ -32,13 +32,18 @@ class Issued(NamedTuple):
 class Authority:
     """One that signs."""
 
-    def __init__(self, name: str = "tests", days: tuple[int, int] = (-1, 30)) -> None:
-        """`days`: from when to when it is valid, counted from now."""
+    def __init__(
+        self, name: str = "tests", days: tuple[int, int] = (-1, 30), names: bytes | None = None
+    ) -> None:
+        """`days`: from when to when it is valid, counted from now. `names`: further ones, in DER."""
         self.name = name
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"authority {name}")])
         builder = _builder(self._subject, self._subject, self._key, days)
         limits = x509.BasicConstraints(ca=True, path_length=None)
+        if names is not None:
+            odd = x509.UnrecognizedExtension(x509.SubjectAlternativeName.oid, names)
+            builder = builder.add_extension(odd, critical=False)
         self.pem = _pem(
             builder.add_extension(limits, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False)

@@ -12,7 +12,9 @@ import pytest
 from certificates import AGENT, CLUSTER, Authority, Issued, write_files
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from shoal.agent.tls import contexts as contexts_module
 from shoal.agent.tls.contexts import FILE_BYTES_MAX, Contexts, TlsError, make_contexts, shake_hands
+from shoal.agent.tls.refusals import RefusalKind, kind_of
 from shoal.agent.tls_settings import TlsSettings
 
 OURS = Authority()
@@ -140,6 +142,44 @@ def test_an_authority_file_without_an_authority(good: TlsSettings) -> None:
     pathlib.Path(str(good.tls_ca)).write_bytes(OURS.agent().cert)
     with pytest.raises(TlsError, match="none of an authority"):
         make_contexts(good, CLUSTER)
+
+
+@pytest.mark.parametrize("kind", [0x82, 0x86], ids=["DNS", "URI"])
+def test_an_authority_whose_names_are_no_text(tmp_path: pathlib.Path, kind: int) -> None:
+    """It is told as a file that does not fit: an agent that runs keeps its former ones."""
+    odd = Authority("odd", names=bytes([0x30, 4, kind, 2, 0xFF, 0xFE]))
+    settings = write_files(tmp_path, OURS.agent(), OURS.pem + odd.pem)
+    with pytest.raises(TlsError, match=r"tls_ca .* has an authority whose names cannot be read"):
+        make_contexts(settings, CLUSTER)
+
+
+def test_a_session_of_tls_1_2_ends_with_its_certificate(
+    good: TlsSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is resumed without a look at the certificate; not once that has expired."""
+    server = make_contexts(replace(good, tls_minimum="1.2"), CLUSTER).server
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.maximum_version = False, ssl.TLSVersion.TLSv1_2
+    client.load_verify_locations(good.tls_ca)
+    client.load_cert_chain(str(good.tls_cert), good.tls_key)
+
+    open_ones: list[ssl.SSLObject] = []  # a connection that is cut takes its session with it
+
+    def shake(session: ssl.SSLSession | None) -> ssl.SSLObject:
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        one = client.wrap_bio(to_client, to_server, session=session)
+        open_ones.extend((one, server.wrap_bio(to_server, to_client, server_side=True)))
+        shake_hands(open_ones[-2:])
+        return one
+
+    session = shake(None).session
+    assert shake(session).session_reused
+    month_later_s = time.time() + 31 * 86_400
+    monkeypatch.setattr(contexts_module.time, "time", lambda: month_later_s)
+    with pytest.raises(ssl.SSLCertVerificationError, match="expired") as refused:
+        shake(session)
+    assert kind_of(refused.value) is RefusalKind.CERTIFICATE_EXPIRED
+    assert not shake(None).session_reused  # OpenSSL's clock is another
 
 
 def test_an_expired_authority(tmp_path: pathlib.Path) -> None:
