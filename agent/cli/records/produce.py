@@ -90,6 +90,8 @@ class Outcome(NamedTuple):
     leader_changes: int
     interrupted: bool
     error: CliError | None
+    not_stored: int
+    """Of those that were sent: how many are certainly not stored."""
 
 
 @app.command(
@@ -211,6 +213,7 @@ class _Run:
     pacer: Pacer | None
     shape: Shape
     read_bytes: int = 0
+    not_stored: int = 0
 
     async def until(self, interrupted: asyncio.Event) -> Outcome:
         """Send all records, or those that can be sent before `interrupted`."""
@@ -226,7 +229,7 @@ class _Run:
                 sending.cancel()
             error = await self._finished(sending)
             if error is None and failing.done():
-                error = _explained(failing.result())
+                error = self._explained(failing.result())
         finally:
             for task in (stopper, showing, failing):
                 task.cancel()
@@ -240,6 +243,7 @@ class _Run:
             client.leader_changes,
             was_interrupted,
             error,
+            self.not_stored,
         )
 
     async def _finished(self, sending: asyncio.Task[None]) -> CliError | None:
@@ -251,7 +255,7 @@ class _Run:
         except asyncio.CancelledError:
             return None
         except ProduceFailed as error:
-            return _explained(error)
+            return self._explained(error)
         except ShoalError as error:
             if not self.producer.statistics.records_sent:
                 raise
@@ -338,13 +342,14 @@ class _Run:
             remark = _retries(self.client.retries) if self.client.retries else ""
             self.progress.update(self.producer.statistics.records_acknowledged, self.read_bytes, remark)
 
+    def _explained(self, error: Exception) -> CliError:
+        from shoal.client.produce.producer import ProduceFailed
 
-def _explained(error: Exception) -> CliError:
-    from shoal.client.produce.producer import ProduceFailed
-
-    if not isinstance(error, ProduceFailed):
-        raise error  # a bug, no fault of the cluster
-    return CliError(str(error), ADVICE.get(error.cause_code, ""))
+        if not isinstance(error, ProduceFailed):
+            raise error  # a bug, no fault of the cluster
+        if error.definite:
+            self.not_stored = error.records
+        return CliError(str(error), ADVICE.get(error.cause_code, ""))
 
 
 def _retries(count: int) -> str:
@@ -363,5 +368,16 @@ def _report(outcome: Outcome, output: Output) -> None:
     )
     missing = outcome.sent - outcome.acknowledged
     if missing:
-        text += f"; {plural(missing, 'record')} sent and not acknowledged: they may or may not be stored"
+        text += (
+            f"; {plural(missing, 'record')} sent and not acknowledged: {_fate(missing, outcome.not_stored)}"
+        )
     say(f"interrupted: {text}" if outcome.interrupted else text)
+
+
+def _fate(missing: int, not_stored: int) -> str:
+    """Of records without an acknowledgement, of which some are certainly not stored."""
+    if not not_stored:
+        return "they may or may not be stored"
+    if not_stored == missing:
+        return "not stored"
+    return f"{not_stored:,} of them are not stored, the others may or may not be"

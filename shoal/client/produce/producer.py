@@ -49,13 +49,15 @@ DEPOSED_GRACE_MS = 500
 class ProduceFailed(Exception):
     """Some records were not acknowledged. `cause_code` is the table's word for why, or "unreachable".
 
-    `definite`: they are certainly not stored; otherwise they may or may not be.
+    `definite`: the request that failed, of so many `records`, is certainly not stored; otherwise it may or
+    may not be.
     """
 
-    def __init__(self, detail: str, *, cause_code: str, definite: bool) -> None:
+    def __init__(self, detail: str, *, cause_code: str, definite: bool, records: int = 0) -> None:
         super().__init__(detail)
         self.cause_code = cause_code
         self.definite = definite
+        self.records = records
         self.undelivered: list[tuple[int, pa.RecordBatch]] = []
         """Records that its producer took and no agent acknowledged, by partition and in order."""
 
@@ -579,7 +581,8 @@ class AsyncProducer(LiveObject):
         definite = error.definite and not request.repeats
         fate = "is not stored" if definite else "may or may not be stored"
         what = f"{self.topic}/{request.partition}: a batch of {request.rows} records"
-        return ProduceFailed(f"{what} {fate}: {code}: {error.detail}", cause_code=code, definite=definite)
+        text = f"{what} {fate}: {code}: {error.detail}"
+        return ProduceFailed(text, cause_code=code, definite=definite, records=request.rows)
 
     def _fail(self, error: Exception) -> None:
         if self._failure is None:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 
 import pyarrow as pa
 import pytest
+from aiohttp import web
 from command_line import COMMAND_SECONDS, assert_one_line, finish, run, start
 from fake_cluster import FakeCluster, refuse, reset_after_storing
 from hypothesis import given
@@ -162,7 +163,28 @@ async def test_records_that_are_refused_end_it_with_exit_code_1(cluster: FakeClu
     assert ran.code == 1
     assert "is not stored: too-large" in ran.stderr
     assert "0 records acknowledged" in ran.stderr
+    assert "1 record sent and not acknowledged: not stored" in ran.stderr
+    assert "may or may not" not in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+async def test_of_records_beside_a_refusal_it_says_which_fate_is_known(cluster: FakeCluster) -> None:
+    """One partition answers 403, which is definite; what was sent to the others may have been stored."""
+    cluster.create("t2", 2)
+
+    async def never(_: object, __: object) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    cluster.faults.extend([never, refuse("forbidden")])
+    lines = b"".join(line + b"\n" for line in flights(100))
+    ran = await run("produce", "t2", "--key-field", "carrier", agent=cluster.urls[0], stdin=lines)
+    assert ran.code == 1
+    refused = re.search(r"a batch of (\d+) records is not stored: forbidden", ran.stderr)
+    assert refused is not None
+    assert 0 < int(refused[1]) < 100
+    told = f"{refused[1]} of them are not stored, the others may or may not be"
+    assert f"100 records sent and not acknowledged: {told}" in ran.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
