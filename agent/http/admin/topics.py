@@ -104,8 +104,11 @@ async def delete(call: Call) -> web.Response:
 
 
 async def kept(call: Call) -> web.Response:
-    """The replicas on live agents of topics that the catalog does not know."""
-    return json_response(await call.context.broker.kept_topics())
+    """The replicas on live agents of topics that the catalog does not know. One whose name nobody remembers
+    is shown to those who may describe all topics."""
+    document = await call.context.broker.kept_topics()
+    shown_ones = [topic for topic in document["topics"] if call.asker.may_describe(topic["name"] or "")]
+    return json_response({**document, "topics": shown_ones})
 
 
 async def adopt(call: Call) -> web.Response:

@@ -11,6 +11,7 @@ import dataclasses
 from shoal.agent.http.api import patterns, schemas
 from shoal.agent.http.api.media import ARROW_TYPE, EVENT_STREAM, JSON_TYPE, NDJSON_TYPE
 from shoal.agent.http.api.needs import (
+    CLUSTER_DESCRIBE,
     CLUSTER_OPERATE,
     TOPIC_ALTER,
     TOPIC_CREATE,
@@ -206,9 +207,10 @@ DELETE_TOPIC = Operation(
 KEPT_TOPICS = Operation(
     "listKeptTopics",
     "GET /v1/kept-topics",
-    "Topics that the catalog does not know, and whose replicas live agents keep.",
+    "Topics that the catalog does not know, and whose replicas live agents keep; of these, those that the"
+    " asker may describe.",
     ok("KeptTopics", "By name."),
-    needs=CLUSTER_OPERATE,
+    needs=CLUSTER_DESCRIBE,
 )
 ADOPT_TOPIC = Operation(
     "adoptTopic",

@@ -39,7 +39,7 @@ NEEDS = {
     "putRow": "topic:write", "deleteRow": "topic:write", "putRowByBytes": "topic:write",
     "deleteRowByBytes": "topic:write", "listTopics": "credentials", "createTopic": "topic:create",
     "describeTopic": "topic:describe", "readSettings": "topic:describe", "changeTopic": "topic:alter",
-    "deleteTopic": "topic:delete", "listKeptTopics": "cluster:operate", "adoptTopic": "cluster:operate",
+    "deleteTopic": "topic:delete", "listKeptTopics": "cluster:describe", "adoptTopic": "cluster:operate",
     "readOffsets": "topic:describe", "trimPartition": "topic:delete", "listMembers": "credentials",
     "readMember": "cluster:describe", "forceLeave": "cluster:operate", "readRoutes": "credentials",
     "readAgent": "cluster:describe", "join": "cluster:operate", "leave": "cluster:operate",
@@ -383,6 +383,23 @@ async def test_topics_of_the_system_are_for_administrators(path: str, stand: Sta
     reply = await wire.ask(f"GET {path}", headers)
     assert (reply.status, reply.document["action"], reply.document["resource"]) == (403, "admin", "cluster")
     assert (await wire.ask(f"GET {path}", admin)).status not in REFUSED
+    wire.close()
+
+
+async def test_kept_topics_are_shown_to_those_who_may_describe_them(stand: Stand) -> None:
+    """One without a name is shown to those who may describe all; `shoal status` asks for them."""
+    stand.agent.broker.kept = [
+        {"id": str(number) * 32, "name": name, "partitions": 1, "adoptable": True, "held": []}
+        for number, name in enumerate(("orders-eu", "secret", None))
+    ]
+    shown = {("topic:orders*=describe", "cluster=describe"): ["orders-eu"],
+             ("topic:*=describe", "cluster=describe"): ["orders-eu", "secret", None],
+             ("cluster=describe",): []}  # fmt: skip
+    wire = await Wire.open(stand.agent.port)
+    for number, (rules, names) in enumerate(shown.items()):
+        header = ("Authorization", stand.access.give(f"token-{number}", *rules))
+        reply = await wire.ask("GET /v1/kept-topics", [header])
+        assert [topic["name"] for topic in reply.document["topics"]] == names
     wire.close()
 
 
