@@ -23,6 +23,8 @@ ASIDE = ".shoal-secure-"
 """Prefix of a directory that is being written; one that a kill left behind may be removed."""
 FILE_BYTES_MAX = 1 << 20
 FORMER_MAX = 1_000
+FORMER = ".old-"
+"""Between the name of a directory and a number: one that has given way to another."""
 
 
 def check_path(path: str, flag: str) -> None:
@@ -88,6 +90,12 @@ def _place(target: str, parent: str, files: Mapping[str, bytes], *, is_in_use: b
     return former
 
 
+def former_of(name: str) -> str | None:
+    """What has taken the place of a directory, going by its name; None where nothing has."""
+    stem, separator, number = name.rpartition(FORMER)
+    return stem if separator and number.isdecimal() else None
+
+
 def replace_file(path: str, content: bytes) -> None:
     """The old bytes or the new ones, of the same owner. Raises OSError."""
     before = os.stat(path)
@@ -130,7 +138,7 @@ def _write_new(path: str, content: bytes, owner: tuple[int, int] | None = None) 
 def _step_aside(target: str) -> str:
     """Rename a directory to the first free of its own name with a number. Raises CliError, OSError."""
     for number in range(1, FORMER_MAX):
-        former = f"{target}.old-{number}"
+        former = f"{target}{FORMER}{number}"
         if not os.path.lexists(former):
             os.rename(target, former)
             return former

@@ -20,7 +20,7 @@ from ipaddress import ip_address
 from typing import NamedTuple
 
 from shoal.addresses import is_address
-from shoal.agent.cli.secure.places import check_path, read_file
+from shoal.agent.cli.secure.places import check_path, former_of, read_file
 from shoal.agent.cli.terminal.output import CliError, UsageError
 from shoal.agent.config import (
     DEFAULT_GOSSIP_PORT,
@@ -111,13 +111,12 @@ class Store:
         return found[:MAX_SEEDS]
 
     def names(self, kind: str) -> list[str]:
-        """Of the hosts or clients that have been made here, sorted."""
+        """Of the hosts or clients that were made here and not replaced by --force, sorted."""
         try:
-            return sorted(
-                name for name in os.listdir(os.path.join(self.path, kind)) if not name.startswith(".")
-            )
+            found = {name for name in os.listdir(os.path.join(self.path, kind)) if not name.startswith(".")}
         except FileNotFoundError:
             return []
+        return sorted(name for name in found if former_of(name) not in found)
 
 
 def seed_of(host: str) -> str:
@@ -201,9 +200,10 @@ def check_name(name: str, what: str) -> str:
     pattern = CLIENT_NAME if what == "client" else PLAIN_NAME
     if pattern.fullmatch(name) is None:
         shown = name if len(name) <= 80 else f"{name[:80]}..."
+        signs = ". _ - @" if what == "client" else ". _ -"
         raise UsageError(
             f"{shown!r} is not a name of {'an agent' if what == 'agent' else f'a {what}'}",
-            "use 1 to 64 letters, digits, . _ -, beginning with a letter or a digit",
+            f"use 1 to 64 letters, digits, {signs}, beginning with a letter or a digit",
         )
     return name
 

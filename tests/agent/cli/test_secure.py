@@ -110,6 +110,8 @@ def test_a_second_run_changes_nothing(secrets: Path, capsys: pytest.CaptureFixtu
     assert main(["secure", "agent", "a", "--address", "10.0.0.9", "--force"]) == 0
     assert configuration(secrets / "hosts" / "a" / "shoal.toml").advertise == "10.0.0.9"
     assert read_issued((secrets / "hosts" / "a.old-1" / "agent.crt").read_bytes()).hosts == ("10.0.0.1",)
+    assert main(["secure", "agent", "b", "--address", "10.0.0.2"]) == 0  # which meets none that was replaced
+    assert configuration(secrets / "hosts" / "b" / "shoal.toml").join == ("10.0.0.9:7946",)
     assert main([*INIT, "--force"]) == 0
     assert (secrets.parent / "secrets.old-1" / "authority.key").read_bytes() in before.values()
     assert (secrets / "authority.key").read_bytes() not in before.values()
@@ -318,6 +320,21 @@ def test_a_renewal_has_the_same_names_and_another_key(
         assert new.key != old.key
         assert stat.S_IMODE(Path(f"{stem}.key").stat().st_mode) == 0o600
     assert len(list(secrets.rglob(f"{places.ASIDE}*"))) == 0
+
+
+def test_a_certificate_that_was_replaced_is_not_renewed(
+    secrets: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither with all others nor by name: whoever replaced it does not want it."""
+    for force in ((), ("--force",)):
+        assert main(["secure", "client", "ann", *force]) == 0
+    before = snapshot(secrets / "clients" / "ann.old-1")
+    capsys.readouterr()
+    assert main(["secure", "renew", "--within", "9999"]) == 0
+    assert capsys.readouterr().err.endswith("2 certificates renewed\n")
+    assert main(["secure", "renew", "ann.old-1"]) == 1
+    assert "no client ann.old-1" in capsys.readouterr().err
+    assert snapshot(secrets / "clients" / "ann.old-1") == before
 
 
 def test_a_renewal_of_what_is_not_there(secrets: Path, capsys: pytest.CaptureFixture[str]) -> None:
