@@ -1,7 +1,7 @@
 """GET /docs: the routes and the errors as one page for a person with a browser.
 
 Made of the same values as /openapi.json and of the error table. Pure: text in, text out. The page needs no
-script, no other file and no network.
+other file and no network, and no script but that of its login form.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from html import escape
 from shoal.agent.http.api.needs import told
 from shoal.agent.http.api.operation import Answer, Body, Operation, Parameter, Schema, is_variable
 from shoal.agent.http.api.schemas import SCHEMAS
+from shoal.agent.http.docs.login_form import LOGIN_FORM, SCRIPT_HASH
 from shoal.errors import ERRORS
 
 SECURITY_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; object-src 'none'; base-uri 'none'; form-action 'none';"
-    " frame-ancestors 'none'"
+    f"default-src 'none'; style-src 'unsafe-inline'; script-src '{SCRIPT_HASH}'; connect-src 'self';"
+    " object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -71,6 +72,7 @@ def docs_page(operations: Iterable[Operation], introduction: str) -> str:
         f"<h1>Shoal's HTTP API</h1><p>{_text(introduction)}</p>",
         '<p>For tools: <a href="/openapi.json">/openapi.json</a> (OpenAPI 3.1).</p>',
         f"<nav>{links}</nav>",
+        LOGIN_FORM,
     ]
     for title in titles:
         parts.append(f'<h2 id="{_anchor(title)}">{escape(title)}</h2>')

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from html.parser import HTMLParser
 
@@ -15,7 +17,7 @@ from shoal.agent.http.api.operation import Answer, Operation, Parameter
 from shoal.agent.http.docs.page import docs_page
 from shoal.errors import ERRORS
 
-VOID = {"meta", "br"}
+VOID = {"meta", "br", "input"}
 
 
 class Page(HTMLParser):
@@ -27,6 +29,8 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.links: list[str] = []
         self.loads: list[str] = []
+        self.scripts: list[str] = []
+        self.fields: list[dict[str, str | None]] = []
         self.text = ""
         self.feed(text)
         self.close()
@@ -39,14 +43,23 @@ class Page(HTMLParser):
             self.ids.append(name)
         if (target := values.get("href")) is not None:
             self.links.append(target)
-        if tag in ("script", "link", "img", "iframe") or "src" in values:
+        if (
+            tag in ("link", "img", "iframe")
+            or "src" in values
+            or any(name.startswith("on") for name in values)
+        ):
             self.loads.append(tag)
+        if tag == "input":
+            self.fields.append(values)
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if self.open[-1:] == ["script"]:
+            self.scripts.append(data)
+        else:
+            self.text += data
 
 
 async def test_the_page_shows_every_route_and_every_error() -> None:
@@ -97,6 +110,23 @@ async def test_the_page_shows_what_a_body_may_have_and_an_example_of_it() -> Non
     assert "replication_factorHow many, or all" in page.text
 
 
+async def test_the_one_script_is_allowed_by_its_hash_and_the_token_stays_out_of_addresses() -> None:
+    """A browser runs what has that hash, asks the page's own agent alone, and sends no form by itself."""
+    async with one_agent() as agent:
+        answer = await agent.get("/docs")
+        page = Page(answer.body.decode())
+    (script,) = page.scripts
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = dict(part.strip().split(" ", 1) for part in answer.headers["Content-Security-Policy"].split(";"))
+    assert policy["script-src"] == f"'sha256-{digest}'"
+    assert policy["connect-src"] == "'self'"
+    assert policy["form-action"] == policy["default-src"] == "'none'"
+    assert script.count("fetch(") == 1
+    assert 'fetch("/v1/session"' in script
+    (field,) = page.fields
+    assert (field["type"], field["autocomplete"], "name" in field) == ("password", "off", False)
+
+
 def test_what_is_described_is_never_markup() -> None:
     """Names and sentences are text; what stands in backquotes is code."""
     odd = Parameter("a<b", "See `x<y` & <script>.", {"enum": ["<one>"]})
@@ -105,6 +135,6 @@ def test_what_is_described_is_never_markup() -> None:
     )
     text = docs_page([operation], "Hello <i>.")
     page = Page(text)
-    assert page.loads == []
+    assert (page.loads, len(page.scripts)) == ([], 1)
     assert "<code>x&lt;y</code> &amp; &lt;script&gt;. One of <code>&lt;one&gt;</code>." in text
     assert "Hello <i>." in page.text
