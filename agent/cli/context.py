@@ -149,9 +149,11 @@ def set_(
 
 
 def _kept_token(text: str | None) -> str | None:
-    """As the file keeps it. Raises UsageError for a token itself, without showing it again."""
+    """As the file keeps it. Raises UsageError for a token itself, without showing it again, and for none."""
     if text == "-":
-        return sys.stdin.read(TOKEN_BYTES_MAX).strip()
+        if token := sys.stdin.read(TOKEN_BYTES_MAX).strip():
+            return token
+        raise UsageError("standard input has no token", "--token '' takes away the one that is kept")
     if text and not text.startswith("@"):
         raise UsageError(
             "--token takes @FILE or -: a token in a command line shows in every process list",

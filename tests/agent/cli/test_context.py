@@ -105,7 +105,11 @@ def test_contexts_are_set_listed_used_and_removed_and_no_token_is_shown(
         assert main(["context", *words]) == 0
     assert main(["context", "remove", "other"]) == 0
     assert read_contexts(config) == KnownClusters("", {"fish": KnownCluster("https://a:1", TOKEN)})
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))  # of a command before the pipe that has failed
+    assert main(["context", "set", "fish", "--token", "-"]) == 2
     shown = capfd.readouterr()
+    assert "standard input has no token" in shown.err
+    assert read_contexts(config).known["fish"].token == TOKEN
     assert SECRET not in shown.out + shown.err + repr(read_contexts(config))
     assert main(["context", "show"]) == 1
 
