@@ -15,7 +15,7 @@ from tests.clients.generating import HERE, run
 
 
 async def told(directory: pathlib.Path, url: str, credential: str) -> list[str]:
-    """What the form says after "Log in", how GET /v1/session is proven then, what it says after "Log out",
+    """The form's words after "Log in", how GET /v1/session is proven then, its words after "Log out",
     and the cookie that is left."""
     shutil.copy(HERE / "browser.js", directory)
     out = await run("node", "browser.js", SCRIPT, url, credential, directory=directory)

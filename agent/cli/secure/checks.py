@@ -116,6 +116,33 @@ def _modes(config: AgentConfig, file: ConfigFile) -> Iterator[Finding]:
         for what, path in paths.items():
             if path and os.path.lexists(path):
                 yield _mode(what, path, forbidden)
+    yield from _owners({what: path for what, path in (secret | public).items() if path}, config.data)
+
+
+def _owners(paths: Mapping[str, str], data: str) -> Iterator[Finding]:
+    """Files of others: not root's, nor the agent's, whose user owns the data, nor the asker's. Directories in
+    which every user may put another file in the place of one."""
+    asked = (data, paths.get("configuration", paths.get("file", "")))
+    trusted = {0, os.geteuid(), *(found.st_uid for found in map(_stat, asked) if found is not None)}
+    for what, path in paths.items():
+        if (status := _stat(path)) is not None and status.st_uid not in trusted:
+            found = f"{path} belongs to user {status.st_uid}, who may use and change it"
+            advice = f"give it to the user of the agent: chown USER {path}"
+            yield Finding(f"{what.removesuffix(' mode')} owner", "problem", found, advice)
+    directories = sorted({os.path.dirname(os.path.abspath(path)) for path in paths.values()})
+    modes = {path: status.st_mode for path in directories if (status := _stat(path)) is not None}
+    is_open = [path for path, mode in modes.items() if mode & stat.S_IWOTH and not mode & stat.S_ISVTX]
+    if is_open:
+        found = f"every user of this host may exchange files in {', '.join(is_open)}"
+        yield Finding("directories", "problem", found, f"chmod o-w {' '.join(is_open)}")
+
+
+def _stat(path: str) -> os.stat_result | None:
+    """None where nothing is there, or may not be looked at: _mode() tells why."""
+    try:
+        return os.stat(path)
+    except OSError:
+        return None
 
 
 def _mode(what: str, path: str, forbidden: int) -> Finding:

@@ -91,7 +91,7 @@ def _place(target: str, parent: str, files: Mapping[str, bytes], *, is_in_use: b
 
 
 def former_of(name: str) -> str | None:
-    """What has taken the place of a directory, going by its name; None where nothing has."""
+    """The directory that has taken the place of this one, going by its name; None where none has."""
     stem, separator, number = name.rpartition(FORMER)
     return stem if separator and number.isdecimal() else None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.agent.cli.main import main
+from shoal.agent.cli.secure import checks
 from shoal.agent.cli.secure.checks import KEY_OLD_DAYS, security_findings
 from shoal.agent.cli.terminal.findings import Finding
 from shoal.agent.process.config_source import ConfigSource
@@ -95,6 +96,7 @@ def setting(line: str) -> Callable[[Path], None]:
         (mode("ca.crt", 0o666), "tls_ca mode", "every user of this host may change it"),
         (lambda host: (host / "gossip.key").unlink(), "gossip_key", "gossip.key: No such file"),
         (mode("shoal.toml", 0o644), "configuration", "every user of this host may use it"),
+        (mode(".", 0o777), "directories", "every user of this host may exchange files in "),
         (setting(f'gossip_key = "{"A" * 43}="'), "configuration", "may use it"),
         (setting('advertise = "10.0.0.9"'), "names", "names 10.0.0.1, and others use 10.0.0.9"),
         (setting('cluster = "birds"'), "TLS", "is none of cluster birds"),
@@ -123,6 +125,30 @@ def test_data_and_old_keys(host: Path, tmp_path: Path) -> None:
     assert findings["keyring"].level == "problem"
     assert findings["gossip key"].level == "note"
     assert "shoal keys install" in findings["gossip key"].advice
+
+
+@pytest.mark.parametrize(("name", "what"), [("agent.key", "tls_key owner"), ("ca.crt", "tls_ca owner")])
+def test_a_file_of_another_user(name: str, what: str, host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A problem, unless the data or the configuration are the same user's: then the agent is."""
+    (host.parents[2] / "data").mkdir(mode=0o700)  # without a keyring, which is nobody's
+    assert not [check for check in found(host) if check.endswith("owner")]
+    strangers = {name}
+    real = checks._stat
+
+    def stat_of(path: str) -> os.stat_result | None:
+        status = real(path)
+        if status is None or os.path.basename(path) not in strangers:
+            return status
+        return os.stat_result([*status[:4], 4_000_000_001, *status[5:10]])
+
+    monkeypatch.setattr(checks, "_stat", stat_of)
+    finding = found(host)[what]
+    assert finding.level == "problem"
+    assert "belongs to user 4000000001" in finding.found
+    for trusted in ("shoal.toml", "data"):
+        strangers.add(trusted)
+        assert what not in found(host)
+        strangers.remove(trusted)
 
 
 def test_the_command_shows_it(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
