@@ -27,7 +27,7 @@ from shoal.agent.log_lines.output import set_level
 from shoal.agent.log_lines.schema import about
 from shoal.agent.node import Node, Pool, enter_pool, start_node
 from shoal.agent.process.config_source import ConfigSource
-from shoal.agent.process.errors import StartError
+from shoal.agent.process.errors import RefusedError, StartError
 from shoal.agent.process.loop_lag import watch_loop_lag
 from shoal.agent.process.ports import PortError
 from shoal.agent.process.service_manager import ServiceManager
@@ -215,23 +215,30 @@ class Agent:
         pool = self.pool = await enter_pool(node, parts)
         self._manager.ready(f"listening: {node.url}")
         self._goodbyes.append(pool.membership.leave)
+        try:
+            await self._live_in_pool(node, pool, parts, on_ready)
+        except* RefusedError:  # the others would miss it as a failed member
+            await self._until(stop.at_once, pool.membership.leave())
+            raise
+        await self._until(stop.at_once, pool.membership.leave())
+
+    async def _live_in_pool(
+        self, node: Node, pool: Pool, parts: AsyncExitStack, on_ready: Callable[[Agent], None] | None
+    ) -> None:
+        """Until its empty cluster dissolves."""
         async with asyncio.TaskGroup() as tasks:
             running = [
                 tasks.create_task(pool.contact.run(), name="contact"),
                 tasks.create_task(node.twins.run(), name="twins"),
                 tasks.create_task(pool.name_watch.run(), name="own name"),
-                tasks.create_task(say_insecure(directory.exposure), name="posture"),
+                tasks.create_task(say_insecure(node.directory.exposure), name="posture"),
                 tasks.create_task(watch_loop_lag(node.measures.loop_lag.observe), name="loop lag"),
             ]
             if node.tls is not None:
                 running.append(tasks.create_task(node.tls.run(), name="tls"))
             if node.issuer is not None:
                 running.append(tasks.create_task(node.issuer.run(), name="issuer"))
-            try:
-                record = await find_cluster(node, pool, lambda reason: self._say_waiting(node, reason))
-            except StartError:  # the cluster would miss it as a failed member
-                await self._until(stop.at_once, pool.membership.leave())
-                raise
+            record = await find_cluster(node, pool, lambda reason: self._say_waiting(node, reason))
             cluster = self.cluster = await make_cluster(node, parts, record)
             self._goodbyes.append(lambda: self._hand_over(cluster))
             await cluster.start(parts)
@@ -242,7 +249,6 @@ class Agent:
             logger.warning("dissolving this empty cluster: %s", self._dissolved)
             for task in running:
                 task.cancel()
-        await self._until(stop.at_once, pool.membership.leave())
 
     def _wipe_if_dissolved(self) -> None:
         if self._dissolved is not None:

@@ -19,7 +19,7 @@ from shoal.agent.durable.ids import ID_BYTES
 from shoal.agent.levels import SUPPORTED, LevelRange, refusal
 from shoal.agent.members.roster import Roster
 from shoal.agent.process.clock import Clock, is_set_within
-from shoal.agent.process.errors import StartError
+from shoal.agent.process.errors import RefusedError
 from shoal.agent.topics.catalog import Catalog
 from shoal.agent.topics.cluster_file import ClusterRecord
 
@@ -70,7 +70,7 @@ class ClusterFinder:
 
     async def find_cluster(self) -> ClusterRecord:
         """Return once this agent belongs to a cluster; that may take for ever, by design (safety 6). Raises
-        StartError where the cluster is at a level that this agent does not understand."""
+        RefusedError where the cluster is at a level that this agent does not understand."""
         while True:
             self._changed.clear()
             decision = decide(self._view())
@@ -121,7 +121,7 @@ class ClusterFinder:
             await asyncio.sleep(RETRY_MS * self._rng.uniform(0.5, 1.0) / 1_000)
             return None
         if (reason := refusal(self._levels, introduction.level)) is not None:
-            raise StartError(f"cannot join cluster {introduction.cluster}: {reason}")
+            raise RefusedError(f"cannot join cluster {introduction.cluster}: {reason}")
         return introduction
 
     async def recover_birth(

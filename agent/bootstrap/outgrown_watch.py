@@ -15,7 +15,7 @@ from typing import NoReturn
 from shoal.agent.bootstrap.introduction import IntroductionError, ask
 from shoal.agent.levels import LevelRange, refusal
 from shoal.agent.members.roster import Roster
-from shoal.agent.process.errors import StartError
+from shoal.agent.process.errors import RefusedError
 
 PAUSE_S = 2.0
 """Between two questions. A peer that cannot link with this agent dials about as often."""
@@ -37,7 +37,7 @@ class OutgrownWatch:
         self._suspected.set()
 
     async def run(self) -> NoReturn:
-        """Until cancelled. Raises StartError once a member says that it is so."""
+        """Until cancelled. Raises RefusedError once a member says that it is so."""
         while True:
             await self._suspected.wait()
             self._suspected.clear()
@@ -54,4 +54,4 @@ class OutgrownWatch:
             logger.debug("nobody could say at which level the cluster is: %s", error)
             return
         if introduction.level > self._levels.highest:  # a lower one may be that of a state that lags
-            raise StartError(f"cluster {introduction.cluster}: {refusal(self._levels, introduction.level)}")
+            raise RefusedError(f"cluster {introduction.cluster}: {refusal(self._levels, introduction.level)}")

@@ -30,7 +30,7 @@ from shoal.agent.partition.state.retention import Retention
 from shoal.agent.partition.status import ServingState
 from shoal.agent.peers.messages import PeerMessage, decode_topic_id
 from shoal.agent.process.clock import is_set_within
-from shoal.agent.process.errors import StartError
+from shoal.agent.process.errors import RefusedError
 from shoal.agent.security.principals import SecurityCommand
 from shoal.agent.submission import Submission
 from shoal.agent.topics.catalog import (
@@ -190,7 +190,7 @@ class CatalogService:
         await self._replicas.open_partition(entry, group.partition, replica_id)
 
     async def run(self) -> None:
-        """Follow and carry out, until cancelled. A voter pulls too: its own log may lag. Raises StartError:
+        """Follow and carry out, until cancelled. A voter pulls too: its own log may lag. Raises RefusedError:
         the cluster has outgrown this agent."""
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -199,7 +199,7 @@ class CatalogService:
                 if not self.is_current:
                     tasks.create_task(self._become_current())
                 await self._outgrown.wait()
-                raise StartError(f"cluster {self.local.record.cluster}: {self.halted}")
+                raise RefusedError(f"cluster {self.local.record.cluster}: {self.halted}")
         finally:
             self._save_no_later()
 

@@ -217,7 +217,10 @@ class SerfCore:
         return heard is IntentOutcome.NEWS
 
     def announce_join(self, now_ms: int) -> None:
-        """Tell all that we are in; to be called after a join's exchanges, whose clocks it must exceed."""
+        """Tell all that we are in; to be called after a join's exchanges, whose clocks it must exceed.
+        Nothing once we leave: an exchange that ends then would undo that, and all show us as failed."""
+        if self._leave.begun:
+            return
         intent = JoinIntent(self._list.clock.time, self._config.name)
         self._list.on_join_intent(intent, now_ms)
         self.swim.outbox.intents.queue(encode_serf(intent), self._config.name)
@@ -260,7 +263,7 @@ class SerfCore:
         contested = not self._leave.begun and name not in left and told > local.status_ltime
         for name, ltime in state.status_ltimes.items():
             if name not in left:
-                self._list.on_join_intent(JoinIntent(ltime, name), now_ms)
+                self._list.on_join_intent(JoinIntent(ltime, name), now_ms, told=False)
         if contested:
             self.announce_join(now_ms)
         if exchanged.joined:  # what happened before we came is not ours to act upon

@@ -23,7 +23,8 @@ class LeaveStage(Enum):
 
 
 class Leave:
-    """Each stage ends when its message was told, when nobody is there to hear it, or at its deadline."""
+    """Each stage ends when its message was told, when nobody is there to hear it, or at its deadline. Those
+    whom we found dead a moment ago may hear it: a slow host is wrong about all others at once."""
 
     def __init__(self, config: GossipConfig) -> None:
         self._config = config
@@ -52,7 +53,7 @@ class Leave:
 
     def _is_told(self, swim: SwimCore, now_ms: int) -> bool:
         told = self._broadcast is None or self._broadcast.finished
-        return told or not swim.others_alive() or now_ms >= self._deadline_ms
+        return told or not swim.listeners(now_ms) or now_ms >= self._deadline_ms
 
     def wake(self, swim: SwimCore, now_ms: int) -> bool:
         """Go on as far as possible; True when SWIM was told to leave just now and has something to say."""
@@ -63,7 +64,7 @@ class Leave:
             has_left_swim = True
         if self.stage is LeaveStage.DEAD and self._is_told(swim, now_ms):
             self.stage = LeaveStage.DRAIN
-            self._deadline_ms = now_ms + (self._config.leave_propagate_ms if swim.others_alive() else 0)
+            self._deadline_ms = now_ms + (self._config.leave_propagate_ms if swim.listeners(now_ms) else 0)
         if self.stage is LeaveStage.DRAIN and now_ms >= self._deadline_ms:
             self.stage = LeaveStage.LEFT
         return has_left_swim

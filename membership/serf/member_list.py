@@ -24,9 +24,16 @@ MAX_RECENT_INTENTS = 1024
 
 
 class RecentIntent(NamedTuple):
+    """`is_listed`: its time is of a peer's list."""
+
     leaves: bool
     ltime: int
     heard_ms: int
+    is_listed: bool = False
+
+
+def _is_newer(ltime: int, known_ltime: int, *, or_equal: bool) -> bool:
+    return ltime > known_ltime or (or_equal and ltime == known_ltime)
 
 
 class IntentOutcome(Enum):
@@ -88,7 +95,7 @@ class MemberList:
         self._set_status(member, Status.ALIVE, now_ms)
         intent = self._recent_intents.pop(change.name, None)
         if intent is not None and intent.ltime >= member.status_ltime:
-            member.status_ltime = intent.ltime
+            member.status_ltime, member.is_ltime_listed = intent.ltime, intent.is_listed
             if intent.leaves:
                 self._set_status(member, Status.LEAVING, now_ms)
         self._tell(EventKind.JOINED, member)
@@ -123,15 +130,16 @@ class MemberList:
 
     # Intents
 
-    def on_join_intent(self, intent: JoinIntent, now_ms: int) -> bool:
-        """True when it was news and should be told on."""
+    def on_join_intent(self, intent: JoinIntent, now_ms: int, *, told: bool = True) -> bool:
+        """True when it was news and should be told on. `told`: as for on_leave_intent. The time in a list may
+        be that of a leave, which comes here in a moment."""
         self.clock.witness(intent.ltime)
         member = self._members.get(intent.node)
         if member is None:
-            return self._remember_intent(intent.node, RecentIntent(False, intent.ltime, now_ms))
+            return self._remember_intent(intent.node, RecentIntent(False, intent.ltime, now_ms, not told))
         if intent.ltime <= member.status_ltime:
             return False
-        member.status_ltime = intent.ltime
+        member.status_ltime, member.is_ltime_listed = intent.ltime, not told
         if member.status == Status.LEAVING:
             self._set_status(member, Status.ALIVE, now_ms)
             self._tell(EventKind.UPDATED, member)
@@ -145,13 +153,13 @@ class MemberList:
         self.clock.witness(intent.ltime)
         member = self._members.get(intent.node)
         if member is None:
-            news = self._remember_intent(intent.node, RecentIntent(True, intent.ltime, now_ms))
+            news = self._remember_intent(intent.node, RecentIntent(True, intent.ltime, now_ms, not told))
             return IntentOutcome.NEWS if news else IntentOutcome.OLD
-        if intent.ltime <= member.status_ltime:
+        if not _is_newer(intent.ltime, member.status_ltime, or_equal=told and member.is_ltime_listed):
             return IntentOutcome.OLD
         if intent.node == self._config.name and not leaving:
             return IntentOutcome.FALSE
-        member.status_ltime = intent.ltime
+        member.status_ltime, member.is_ltime_listed = intent.ltime, False
         if member.status == Status.ALIVE:
             self._set_status(member, Status.LEAVING, now_ms)
             self._tell(EventKind.UPDATED, member)
@@ -168,8 +176,10 @@ class MemberList:
 
     def _remember_intent(self, name: str, intent: RecentIntent) -> bool:
         held = self._recent_intents.get(name)
-        if held is not None and intent.ltime <= held.ltime:
-            return False
+        if held is not None:
+            tells = intent.leaves and not intent.is_listed
+            if not _is_newer(intent.ltime, held.ltime, or_equal=tells and held.is_listed):
+                return False
         self._recent_intents.pop(name, None)
         self._recent_intents[name] = intent  # last in the order of insertion, which is the order of age
         if len(self._recent_intents) > MAX_RECENT_INTENTS:

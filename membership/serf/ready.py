@@ -27,7 +27,8 @@ class SerfMember:
     """One member. `suspected` is SWIM's, and shown only while alive; `since_ms` is the
     core's time of the last change of what is shown, or of its failure if it was declared
     left after it; `answered`: it did, to us, at some time; `status_ltime` is the Lamport
-    time of the newest intent about it, 0 if there was none."""
+    time of the newest intent about it, 0 if there was none. `is_ltime_listed`: it is of a
+    peer's list. That does not say whether the intent was of a join or of a leave."""
 
     name: str
     endpoint: Endpoint
@@ -39,6 +40,7 @@ class SerfMember:
     suspected: bool = False
     answered: bool = False
     status_ltime: int = 0
+    is_ltime_listed: bool = False
 
     @property
     def shown_status(self) -> str:

@@ -214,14 +214,9 @@ class SwimCore:
                 self._exchanges.append(Exchange(node.endpoint, join=False))
 
     def _gossip(self, now_ms: int) -> None:
-        horizon_ms = now_ms - self._config.gossip_to_dead_ms
-
-        def listens(node: Node) -> bool:
-            return node.state in (State.ALIVE, State.SUSPECT) or (
-                node.state == State.DEAD and node.changed_ms > horizon_ms
-            )
-
-        chosen = self.table.sample(self._rng, self._config.gossip_nodes, listens)
+        chosen = self.table.sample(
+            self._rng, self._config.gossip_nodes, lambda node: self._listens(node, now_ms)
+        )
         # In a small pool with some dead most of what is told would be told to the dead, and a confirmation
         # that the others miss makes the next suspicion three times as long.
         others_alive = any(node.state == State.ALIVE for node in self.table if node is not self.table.local)
@@ -230,6 +225,12 @@ class SwimCore:
             counted = lonely or node.state == State.ALIVE
             if not self.outbox.gossip(node.endpoint, checksum=node.protocol_max >= 5, counted=counted):
                 return
+
+    def _listens(self, node: Node, now_ms: int) -> bool:
+        """Whether gossip goes there: it may live, or was found dead a while ago and may not know of it."""
+        if node.state == State.DEAD:
+            return node.changed_ms > now_ms - self._config.gossip_to_dead_ms
+        return not node.gone
 
     # Claims
 
@@ -445,9 +446,10 @@ class SwimCore:
         local = self.table.local
         return self._on_dead(Dead(local.incarnation, local.name, local.name), now_ms)
 
-    def others_alive(self) -> int:
-        """Other nodes that are not known to be gone."""
-        return sum(1 for node in self.table if node is not self.table.local and not node.gone)
+    def listeners(self, now_ms: int) -> int:
+        """Other nodes that gossip goes to."""
+        local = self.table.local
+        return sum(1 for node in self.table if node is not local and self._listens(node, now_ms))
 
     # Convention
 
