@@ -24,7 +24,7 @@ from shoal.agent.http.core.problems import problem_bytes
 from shoal.agent.http.fast_receive import Ended, FastReceive
 from shoal.agent.http.fast_refusal import Unpermitted
 from shoal.agent.http.fast_row import FastRow
-from shoal.agent.http.http1.connection import ConnectionState, HttpConnection
+from shoal.agent.http.http1.connection import ConnectionState, HttpConnection, Received
 from shoal.agent.http.pending_append import PendingAppend
 from shoal.agent.http.produce.fast_append import FastRequest
 from shoal.agent.http.shared import Request, Shared
@@ -37,6 +37,9 @@ logger = logging.getLogger("shoal.http")
 
 # Requests that came behind one that is not answered yet: enough to keep a pipelining client going.
 HELD_BYTES_MAX: Final = 64 * KIB
+# Of requests that came behind one another, in one turn and one write of some 30 KiB: others wait meanwhile.
+REFUSED_AT_ONCE_MAX: Final = 32
+NOTHING: Final = memoryview(b"")
 
 
 class Connection(Front):
@@ -224,27 +227,48 @@ class Connection(Front):
         http = self._http
         if self._paused and http.state is ConnectionState.IDLE:  # its answers are not read: no more of them
             http.held += data
-        elif (received := http.receive(data)) is not None:
-            head, request, body = received
-            if isinstance(request, Unpermitted):
-                if not self._shared.refusals.refuse(self, request, head, len(body)):
+        else:
+            received = http.receive(data)
+            if received is not None and isinstance(received[1], Unpermitted):
+                received = self._refuse(received)
+            if received is not None:
+                head, request, body = received
+                if isinstance(request, FastRequest) and self._receive_append(head, request, body):
+                    pass
+                elif isinstance(request, FastReceive | FastRow) and self.may_begin(request, len(body)):
+                    if isinstance(request, FastReceive) or not self._take_row(head, request, bytes(body)):
+                        assert self._receive is None
+                        self._receive = self._shared.loop.create_task(self._serve(head, request, bytes(body)))
+                elif self._handler is None:
                     self._hand_over(head + bytes(body))
-            elif isinstance(request, FastRequest) and self._receive_append(head, request, body):
-                pass
-            elif isinstance(request, FastReceive | FastRow) and self.may_begin(request, len(body)):
-                if isinstance(request, FastReceive) or not self._take_row(head, request, bytes(body)):
-                    assert self._receive is None
-                    self._receive = self._shared.loop.create_task(self._serve(head, request, bytes(body)))
-            elif self._handler is None:
-                self._hand_over(head + bytes(body))
-            else:
-                self._handler.data_received(head + bytes(body))
-            if http.state is ConnectionState.IDLE and http.held:  # behind a request that was answered before
-                self._go_on()
+                else:
+                    self._handler.data_received(head + bytes(body))
+                if http.state is ConnectionState.IDLE and http.held:  # behind one that was answered before
+                    self._go_on()
         if http.held and self.transport is not None and (len(http.held) > HELD_BYTES_MAX or self._paused):
             # Every time: aiohttp resumes reading on its own where it had paused it.
             self._held_back = True
             self.transport.pause_reading()
+
+    def _refuse(self, first: Received[Request]) -> Received[Request] | None:
+        """Answer a request that may not be, and those behind it that may not be either, in one write. What
+        has come behind them, if that is to go on at once."""
+        http, answers = self._http, list[bytes]()
+        found: Received[Request] | None = first
+        while found is not None and isinstance(found[1], Unpermitted):
+            answer = self._shared.refusals.refuse(self, found[1], found[0], len(found[2]))
+            if answer is None:
+                break
+            answers.append(answer)
+            http.answered()
+            are_enough = len(answers) == REFUSED_AT_ONCE_MAX
+            if are_enough and http.held:
+                self._go_on()
+            found = http.receive(NOTHING) if http.held and not are_enough else None
+        if answers and self.transport is not None:
+            self._since_ms = self._shared.now_ms
+            self.transport.write(answers[0] if len(answers) == 1 else b"".join(answers))
+        return found
 
     def _hand_over(self, data: bytes) -> None:
         """To aiohttp: bytes of one request, or all that comes on a connection that is its own."""
@@ -270,7 +294,7 @@ class Connection(Front):
         if self._held_back:  # before more is handed over: aiohttp may pause reading, too
             self._held_back = False
             self.transport.resume_reading()
-        self._take(memoryview(b""))
+        self._take(NOTHING)
 
     def pause_writing(self) -> None:
         """The client reads too slowly."""

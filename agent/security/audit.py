@@ -112,13 +112,19 @@ class AuditTrail:
 
     def refused(self, event: Happening, now_ms: int) -> None:
         """A request got 401 or 403."""
-        window = self._window(event.address, now_ms)
-        if window.written >= REFUSALS_PER_SECOND_MAX:
-            window.left_out += 1
-            self.left_out += 1
-            return
-        window.written += 1
-        self._write("refusal", event, now_ms, UNASKED_MAX)
+        if not self.only_counted(event.address, now_ms):
+            self._window(event.address, now_ms).written += 1
+            self._write("refusal", event, now_ms, UNASKED_MAX)
+
+    def only_counted(self, address: str, now_ms: int) -> bool:
+        """Whether a request of this address that got 401 or 403 is one of too many. Then it is counted, and
+        nobody has to say what it was. Else it is for refused()."""
+        window = self._window(address, now_ms)
+        if window.written < REFUSALS_PER_SECOND_MAX:
+            return False
+        window.left_out += 1
+        self.left_out += 1
+        return True
 
     def changed(self, event: Happening, now_ms: int) -> None:
         """A request that changes topics, groups, members or the agent has ended, well or not."""

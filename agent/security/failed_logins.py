@@ -16,6 +16,7 @@ A loopback address and a unix socket have no limit: every user and every proxy o
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final, TypeAlias
 
@@ -32,6 +33,7 @@ Key: TypeAlias = tuple[int, int]
 OTHERS: Final[Key] = (0, 0)
 
 
+@lru_cache(maxsize=1_024)
 def key_of(address: str) -> Key | None:
     """None for an address without a limit."""
     try:

@@ -17,6 +17,8 @@ from typing import Final, NamedTuple, Protocol
 from multidict import CIMultiDictProxy
 
 from shoal.agent.http.admission.cookies import COOKIE, SECURE_COOKIE, refuse_other_pages, sessions_in
+from shoal.agent.http.admission.credential_form import check_form
+from shoal.agent.http.admission.known_refusals import Asked, KnownRefusals
 from shoal.agent.http.api.needs import CLUSTER_ADMIN, CLUSTER_DESCRIBE, TOPIC_DESCRIBE, Needs, OtherNeed
 from shoal.agent.http.api.operation import Operation
 from shoal.agent.http.api.session_operations import MAKE_SESSION
@@ -31,8 +33,6 @@ from shoal.agent.security.quota import Taken
 from shoal.agent.security.sessions import SESSION_SCHEME
 from shoal.errors import ShoalError, shown
 
-AUTHORIZATION_CHARACTERS_MAX: Final = 4_096
-"""Of the header: a token has 75, a JWT of a generous issuer 2,000."""
 PRINCIPAL_CHARACTERS_MAX: Final = 256
 VERDICTS_MAX: Final = 1_024
 """Remembered for the fast ways, as many as heads. When full they are forgotten, not searched."""
@@ -192,10 +192,12 @@ class Doorkeeper:
         self.access = access
         self.trail = trail if access.is_on else None
         self._agents_are_proven = agents_are_proven
-        self._allowed: dict[tuple[str | None, PeerCertificate | None, str, str], float] = {}
+        self._allowed: dict[Asked, float] = {}
         """The wall clock's ms until which each holds."""
-        self.metered: dict[tuple[str | None, PeerCertificate | None, str, str], Metered] = {}
-        """Of these, those of principals with quotas: none in most clusters."""
+        self.refusals = KnownRefusals()
+        """Of requests that is_allowed has not let in, where the ordinary way has nothing to add."""
+        self.metered: dict[Asked, Metered] = {}
+        """Of those allowed, those of principals with quotas: none in most clusters."""
         self.meters = Meters()
         self._failed_logins = FailedLogins()
         self._version = access.version
@@ -278,23 +280,39 @@ class Doorkeeper:
             return True
         if not self._has_looked:
             self._look()
-        key = (request.authorization, certificate, request.operation, request.resource)
-        if self._now_ms < self._allowed.get(key, 0.0):
+        asked = (request.authorization, certificate, request.operation, request.resource)
+        if self._now_ms < self._allowed.get(asked, 0.0):
             return True
-        if self.trail is not None:
-            login = login_of(request.authorization, None if certificate is None else certificate.name)
-            if login is not None and not self.trail.knows_login(login, int(self._now_ms)):
-                return False  # the ordinary way knows the address, and tells the audit
+        return asked not in self.refusals.told and self._judge(asked, request)
+
+    def _judge(self, asked: Asked, request: FastAsking) -> bool:
+        """Whether it may go a fast way; remembered either way, unless the ordinary way is to judge: an agent,
+        where the Access is not ready, or a login that the audit is to be told of."""
+        access, (authorization, certificate, _, resource) = self.access, asked
+        if certificate is not None and certificate.is_agent:
+            return False
+        identity, refused = Identity(ANONYMOUS, Proof.NONE), None
         try:
-            identity = self.asker(request, certificate).identity
-        except ShoalError:
+            credentials = ShownCredentials(authorization, certificate)
+            identity = identified(access, credentials, request.needs, resource)
+            check(access, identity, request.needs, resource)
+        except ShoalError as error:
+            if error.code == NOT_READY:
+                return False
+            refused = error
+        if self.trail is not None and identity.proof is not Proof.NONE:
+            login = login_of(authorization, None if certificate is None else certificate.name)
+            if login is not None and not self.trail.knows_login(login, int(self._now_ms)):
+                return False
+        if refused is not None:
+            self.refusals.remember(asked, identity, refused)
             return False
         if len(self._allowed) >= VERDICTS_MAX:
             self._forget()
         metered = metered_by(identity.principal, access.quotas_of(identity))
         if metered is not None:
-            self.metered[key] = metered
-        self._allowed[key] = math.inf if identity.expires_ms is None else identity.expires_ms
+            self.metered[asked] = metered
+        self._allowed[asked] = math.inf if identity.expires_ms is None else identity.expires_ms
         return True
 
     @property
@@ -332,19 +350,22 @@ class Doorkeeper:
         return identified(self.access, credentials, OtherNeed.CREDENTIALS, "")
 
     def _look(self) -> None:
-        """Void the verdicts of another version, and read the clock: once a turn of the loop, since both cost
-        more than the look into what is remembered. A change counts from the next turn on."""
+        """Void the verdicts of another version or second, and read the clock: once a turn of the loop, since
+        both cost more than the look into what is remembered. A change counts from the next turn on."""
         version = self.access.version
         if version != self._version:
             self._version = version
             self._forget()
-        self._now_ms = latest_ms(self._now_ms, wall_ms())
+        now_ms = wall_ms()
+        self._now_ms = latest_ms(self._now_ms, now_ms)
+        self.refusals.look(now_ms)
         with suppress(RuntimeError):  # without a loop each request looks
             asyncio.get_running_loop().call_soon(setattr, self, "_has_looked", False)
             self._has_looked = True
 
     def _forget(self) -> None:
         self._allowed.clear()
+        self.refusals.told.clear()
         self.metered.clear()
 
     def begin_fast(
@@ -422,16 +443,6 @@ def identified(access: Access, credentials: ShownCredentials, needs: Needs, reso
 def wall_ms() -> float:
     """Of the clock that credentials expire by."""
     return time.time() * 1000
-
-
-def check_form(authorization: str) -> None:
-    """Raises ShoalError unauthenticated for a header that is no credential, before anybody reads it."""
-    if len(authorization) > AUTHORIZATION_CHARACTERS_MAX:
-        raise ShoalError(
-            "unauthenticated", f"the Authorization header has over {AUTHORIZATION_CHARACTERS_MAX} characters"
-        )
-    if not authorization.isascii() or not authorization.isprintable():
-        raise ShoalError("unauthenticated", "the Authorization header has characters that no credential has")
 
 
 def check(access: Access, identity: Identity, needs: Needs, resource: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 from http_access import Reply, Wire
 from http_audit import AGENT, World, world
 
+from shoal.agent.http.core import doorkeeper
+from shoal.agent.http.core.doorkeeper import Doorkeeper
 from shoal.agent.http.fast_refusal import FastRefusals
+from shoal.agent.http.front import REFUSED_AT_ONCE_MAX, Connection
 from shoal.agent.security.access import PeerCertificate
 from shoal.agent.security.failed_logins import FailedLogins
 
@@ -37,9 +41,10 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     refuse = FastRefusals.refuse
 
-    def noted(self: FastRefusals, *arguments: Any) -> bool:
-        found.append(refuse(self, *arguments))
-        return found[-1]
+    def noted(self: FastRefusals, *arguments: Any) -> bytes | None:
+        answer = refuse(self, *arguments)
+        found.append(answer is not None)
+        return answer
 
     monkeypatch.setattr(FastRefusals, "refuse", noted)
     return found
@@ -157,3 +162,124 @@ async def test_refusals_on_one_connection_keep_their_order(refused: list[bool]) 
         assert [(await wire.reply()).status for _ in range(5)] == [401, 200, 401, 200, 401]
         wire.close()
         assert refused.count(True) == 3
+
+
+# ---- remembered
+
+
+async def test_a_refusal_is_remembered_until_something_changes() -> None:
+    """The same head is not asked about again, and its answer is the same; each is told to the audit and the
+    metrics. Who is granted it or revoked is judged anew at once."""
+    async with world() as found:
+        assert (await asked(found, "PUT /v1/topics/orders", (found.admin,), b"")).status == 201
+        await check_remembered(found)
+
+
+async def check_remembered(found: World) -> None:
+    header = ("Authorization", found.access.give("mine"))
+    assert (await asked(found, WRITES, (header, ORDINARY), b"v")).status == 403  # the audit knows its login
+    told(found)
+    wire = await Wire.open(found.agent.port)
+    try:
+        await check_many(found, wire, header)
+        for rule, status in (("topic:orders=write", 200), ("topic:others=write", 403)):
+            found.access.change("mine", rule)
+            assert (await wire.ask(WRITES, (header,), b"v")).status == status, "judged as before"
+        found.access.revoke("mine")
+        assert (await wire.ask(WRITES, (header,), b"v")).status == 401, "judged as before"
+    finally:
+        wire.close()
+
+
+async def check_many(found: World, wire: Wire, header: tuple[str, str]) -> None:
+    found.access.asked = 0
+    for _ in range(50):
+        await wire.send(WRITES, (header, ("Content-Length", "1")), b"v")
+    replies = [await wire.reply() for _ in range(50)]
+    assert {reply.status for reply in replies} == {403}
+    assert len({reply.body for reply in replies}) == 1
+    assert found.access.asked <= 4, "identity and rules, once in each of two seconds at most"
+    assert found.agent.runner.context.measures.requests["produce", 403].count == 51
+    assert [record["outcome"] for record in told(found)] == ["forbidden"] * 50
+
+
+async def test_a_refusal_remembered_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above fails for a doorkeeper that forgets with another version only whom it has let in."""
+    monkeypatch.setattr(Doorkeeper, "_forget", lambda self: self._allowed.clear())
+    async with world() as found:
+        assert (await asked(found, "PUT /v1/topics/orders", (found.admin,), b"")).status == 201
+        at_ms = doorkeeper.wall_ms() + 60_000  # no second ends it either
+        monkeypatch.setattr(doorkeeper, "wall_ms", lambda: at_ms)
+        with pytest.raises(AssertionError, match="judged as before"):
+            await check_remembered(found)
+
+
+async def test_the_reason_changes_when_the_credential_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a second later."""
+    now_ms = [1_060_000.0]
+    monkeypatch.setattr(doorkeeper, "wall_ms", lambda: now_ms[0])
+    async with world() as found:
+        header = ("Authorization", found.access.give("short", expires_ms=1_060_500))
+        statuses = []
+        for now_ms[0] in (1_060_000, 1_060_000, 1_060_499, 1_060_500, 1_060_500):
+            statuses.append((await asked(found, WRITES, (header,), b"v")).status)
+        assert statuses == [403, 403, 403, 401, 401]
+
+
+# ---- many at once
+
+
+class Recorder(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 40_000)})
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
+
+    def close(self) -> None:
+        """Nobody is there."""
+
+
+def came(front: Connection, data: bytes) -> None:
+    front.get_buffer(-1)[: len(data)] = data
+    front.buffer_updated(len(data))
+
+
+def request(line: str, body: bytes, *headers: tuple[str, str]) -> bytes:
+    shown = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    head = f"{line} HTTP/1.1\r\nHost: 127.0.0.1\r\n{shown}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def test_those_that_come_together_are_answered_together() -> None:
+    """In one write, but not more than a bound in one turn. The head behind them waits for its rest."""
+    async with world() as found:
+        front, transport = found.agent.runner.admit(None), Recorder()
+        front.connection_made(transport)
+        last = request(WRITES, b"v")
+        came(front, request(WRITES, b"v") * (2 * REFUSED_AT_ONCE_MAX + 5) + last[:30])
+        assert [data.count(b"HTTP/1.1 401 ") for data in transport.written] == [REFUSED_AT_ONCE_MAX]
+        for _ in range(2):
+            await asyncio.sleep(0)
+        counts = [REFUSED_AT_ONCE_MAX, REFUSED_AT_ONCE_MAX, 5]
+        assert [data.count(b"HTTP/1.1 401 ") for data in transport.written] == counts
+        came(front, last[30:])
+        assert [data.count(b"HTTP/1.1 401 ") for data in transport.written] == [*counts, 1]
+        front.connection_lost(None)
+
+
+async def test_one_verdict_has_the_answer_of_each_door() -> None:
+    """Over TLS browsers are told more (RFC 6797); in the open they must not be."""
+    async with world() as found:
+        front, transport = found.agent.runner.admit(None), Recorder()
+        front.connection_made(transport)
+        for _ in range(2):
+            came(front, request(WRITES, b"v"))
+            reply = await asked(found, WRITES, (), b"v")
+            assert "Strict-Transport-Security" not in reply.head
+        assert len(transport.written) == 2
+        assert all(b"\r\nStrict-Transport-Security: " in data for data in transport.written)
+        front.connection_lost(None)

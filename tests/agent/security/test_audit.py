@@ -87,6 +87,22 @@ def test_a_flood_of_refusals_is_counted_and_told_when_its_second_is_over() -> No
     assert not trail.has_news
 
 
+def test_what_is_only_counted_needs_no_words() -> None:
+    """One of too many counts as if it had been told; before that nothing is counted."""
+    trail, other = AuditTrail("herring"), AuditTrail("herring")
+    for _ in range(REFUSALS_PER_SECOND_MAX):
+        assert not trail.only_counted("10.0.0.7", NOW_MS)
+        trail.refused(event(), NOW_MS)
+        other.refused(event(), NOW_MS)
+    for _ in range(3):
+        assert trail.only_counted("10.0.0.7", NOW_MS)
+        other.refused(event(), NOW_MS)
+    assert not trail.only_counted("10.0.0.8", NOW_MS)
+    assert trail.left_out == other.left_out == 3
+    assert taken(trail, NOW_MS + 1_000) == taken(other, NOW_MS + 1_000)
+    assert not trail.only_counted("10.0.0.7", NOW_MS + 1_000)
+
+
 def test_the_next_second_of_a_flood_is_written_again() -> None:
     """Also where nobody takes in between, and where the clock goes back."""
     trail = AuditTrail("herring")
