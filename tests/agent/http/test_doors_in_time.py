@@ -136,7 +136,7 @@ async def test_one_topics_verdict_is_not_anothers(house: House) -> None:
 
 
 async def test_remembered_verdicts_are_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And refused credentials are not remembered at all."""
+    """Refused credentials take none of their room."""
     monkeypatch.setattr(doorkeeper, "VERDICTS_MAX", 8)
     keeper = house.agent.runner.context.doorkeeper
     wire = await Wire.open(house.agent.port)
