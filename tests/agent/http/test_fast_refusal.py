@@ -226,6 +226,21 @@ async def test_the_reason_changes_when_the_credential_expires(monkeypatch: pytes
         assert statuses == [403, 403, 403, 401, 401]
 
 
+async def test_a_clock_that_goes_back_keeps_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials are judged by the latest time seen, which stands still then. The second of a refusal is the
+    wall clock's, which goes on."""
+    now_ms = [1_060_000.0]
+    monkeypatch.setattr(doorkeeper, "wall_ms", lambda: now_ms[0])
+    async with world() as found:
+        wrong = ("Authorization", "Bearer stolen-text")
+        asked_about = []
+        for now_ms[0] in (1_060_000, 1_060_999, 460_000, 460_999, 461_000):
+            found.access.asked = 0
+            assert (await asked(found, WRITES, (wrong,), b"v")).status == 401
+            asked_about.append(found.access.asked > 0)
+        assert asked_about == [True, False, True, False, True]
+
+
 # ---- many at once
 
 
