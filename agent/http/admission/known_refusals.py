@@ -1,6 +1,6 @@
 """Refusals of requests of the fast ways, remembered within one second of the wall clock.
 
-Law of this file: memory; nobody is judged here, and the time is an argument. Who is refused asks the same
+Law of this file: memory; nobody is judged here, and the time is an argument. A refused client asks the same
 again a thousand times a second, and is to cost others little. A second, since answers have its date. So a
 credential that the clock alone makes a good one is one in the next second.
 """

@@ -169,7 +169,7 @@ async def test_refusals_on_one_connection_keep_their_order(refused: list[bool]) 
 
 async def test_a_refusal_is_remembered_until_something_changes() -> None:
     """The same head is not asked about again, and its answer is the same; each is told to the audit and the
-    metrics. Who is granted it or revoked is judged anew at once."""
+    metrics. Another rule or a revocation counts at once."""
     async with world() as found:
         assert (await asked(found, "PUT /v1/topics/orders", (found.admin,), b"")).status == 201
         await check_remembered(found)
