@@ -251,8 +251,8 @@ class Connection(Front):
             self.transport.pause_reading()
 
     def _refuse(self, first: Received[Request]) -> Received[Request] | None:
-        """Answer a request that may not be, and those behind it that may not be either, in one write. What
-        has come behind them, if that is to go on at once."""
+        """Answer a request that may not be, and those behind it that may not be either, in one write. It
+        gives the next one if that has come and is not refused here."""
         http, answers = self._http, list[bytes]()
         found: Received[Request] | None = first
         while found is not None and isinstance(found[1], Unpermitted):

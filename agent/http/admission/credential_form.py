@@ -1,6 +1,6 @@
 """The form of a header `Authorization`, before anybody reads it.
 
-Law of this file: characters. What a credential says, and whether it counts, is the judge's business.
+Law of this file: characters. The judge says whose a credential is, and whether it counts.
 """
 
 from __future__ import annotations

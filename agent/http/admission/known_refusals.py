@@ -21,7 +21,7 @@ Asked: TypeAlias = tuple[str | None, PeerCertificate | None, str, str]
 """What the verdict on a fast request depends on: its credentials, operation and resource."""
 
 
-class Refused(NamedTuple):
+class KnownRefusal(NamedTuple):
     """Why a request is refused, and its sender as far as it has proven itself. `answers`: those that were
     sent, by what their connections tell a browser."""
 
@@ -37,7 +37,7 @@ class KnownRefusals:
 
     def __init__(self) -> None:
         self._second = 0
-        self.told: dict[Asked, Refused] = {}
+        self.told: dict[Asked, KnownRefusal] = {}
 
     def look(self, now_ms: float) -> None:
         """Forget those of another second. `now_ms`: wall clock."""
@@ -54,4 +54,4 @@ class KnownRefusals:
         if len(self.told) >= REFUSALS_MAX:
             self.told.clear()
         error.__traceback__ = error.__context__ = None  # they would keep the frames that it came through
-        self.told[asked] = Refused(identity, error, {})
+        self.told[asked] = KnownRefusal(identity, error, {})

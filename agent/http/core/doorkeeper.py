@@ -286,8 +286,8 @@ class Doorkeeper:
         return asked not in self.refusals.told and self._judge(asked, request)
 
     def _judge(self, asked: Asked, request: FastAsking) -> bool:
-        """Whether it may go a fast way; remembered either way, unless the ordinary way is to judge: an agent,
-        where the Access is not ready, or a login that the audit is to be told of."""
+        """Whether it may go a fast way; remembered either way. The ordinary way judges agents, logins of
+        which the audit is to be told, and where the Access is not ready: these are not remembered."""
         access, (authorization, certificate, _, resource) = self.access, asked
         if certificate is not None and certificate.is_agent:
             return False
