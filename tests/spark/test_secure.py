@@ -13,7 +13,7 @@ import pytest
 from secure_cluster import TOKEN, Files, server_context
 from secure_cluster import files as files
 
-from shoal.credentials import Credentials, Secret
+from shoal.credentials import Credentials, Secret, token_of
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.known import Mode
 from shoal.spark.options.read_options import SourceOptions, parse_source_options, parse_table_options
@@ -43,7 +43,7 @@ def secure(cluster: Cluster, tmp_path: pathlib.Path) -> Iterator[Cluster]:
         for log in logs.values():
             log.leader += 2
     yield cluster
-    for pool in spark_http._POOLS.values():
+    for pool in spark_http._POOLS:
         pool.close()
     spark_http._POOLS.clear()
 
@@ -161,6 +161,19 @@ def test_credentials_that_cannot_be_right_are_refused(changes: Mapping[str, str]
         parse_source_options({"subscribe": "t", **changes}, {})
     assert says in str(refused.value)
     assert not [word for word in ("two words", "secret") if word in str(refused.value)]
+
+
+def test_a_file_of_a_token_has_one_pool_however_often_it_is_exchanged(files: Files) -> None:
+    """The driver of a query that runs for weeks asks by the file, whose token is another one each hour."""
+    found = Credentials(token_of(files.token))
+    pool = pool_of(found)
+    for number in range(2 * spark_http.POOLS_MAX):
+        pathlib.Path(files.token[1:]).write_text(f"{TOKEN}{number}")
+        assert pool_of(found) is pool
+        assert pool.headers == {"Authorization": f"Bearer {TOKEN}{number}"}
+    others = [Credentials(Secret(f"{TOKEN}of{number}")) for number in range(spark_http.POOLS_MAX)]
+    assert len({id(pool_of(one)) for one in others}) == len(others)
+    assert pool_of(found) is not pool
 
 
 def test_one_process_keeps_connections_of_few_credentials(files: Files) -> None:

@@ -117,7 +117,7 @@ class ConnectionPool:
     """
 
     def __init__(self, credentials: Credentials = NO_CREDENTIALS) -> None:
-        self._credentials = credentials
+        self.credentials = credentials
         self._idle: list[_Idle] = []
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -125,7 +125,7 @@ class ConnectionPool:
     @property
     def headers(self) -> dict[str, str]:
         """Of each request."""
-        return self._credentials.headers
+        return self.credentials.headers
 
     def request(
         self,
@@ -164,7 +164,7 @@ class ConnectionPool:
         parts = urlsplit(base)
         if parts.scheme == "https":
             return http.client.HTTPSConnection(parts.netloc, timeout=seconds_max, context=self._context)
-        if self._credentials.needs_tls:
+        if self.credentials.needs_tls:
             raise MovedError(f"{base} has no TLS, and the token goes only to agents with TLS")
         return http.client.HTTPConnection(parts.netloc, timeout=seconds_max)
 
@@ -172,7 +172,7 @@ class ConnectionPool:
     def _context(self) -> ssl.SSLContext:
         """Raises MovedError for files that do not fit: those of an executor may be others."""
         try:
-            context = client_context(self._credentials)
+            context = client_context(self.credentials)
         except ClientError as error:
             raise MovedError(str(error)) from None
         context.sslsocket_class = TlsSocket
@@ -284,20 +284,22 @@ class ConnectionPool:
 POOL: Final = ConnectionPool()
 
 
-_POOLS: Final[dict[Credentials, ConnectionPool]] = {}
+_POOLS: Final[list[ConnectionPool]] = []
 POOLS_MAX: Final = 16  # of different credentials in one process: more of them connect anew now and then
 
 
 def pool_of(credentials: Credentials) -> ConnectionPool:
-    """This process's connections for requests with these credentials."""
+    """This process's connections for requests with these credentials. Compared and not hashed: a token in a
+    file is another one from time to time."""
     if credentials == NO_CREDENTIALS:
         return POOL
-    pool = _POOLS.get(credentials)
-    if pool is None:
-        if len(_POOLS) >= POOLS_MAX:
-            _POOLS.pop(next(iter(_POOLS))).close()
-        pool = _POOLS[credentials] = ConnectionPool(credentials)
-    return pool
+    for pool in _POOLS:
+        if pool.credentials == credentials:
+            return pool
+    if len(_POOLS) >= POOLS_MAX:
+        _POOLS.pop(0).close()
+    _POOLS.append(ConnectionPool(credentials))
+    return _POOLS[-1]
 
 
 class TlsSocket(ssl.SSLSocket):
