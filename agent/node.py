@@ -336,6 +336,7 @@ async def _serve_http(node: Node, parts: AsyncExitStack, listener: socket.socket
         tls.listen(lambda _: runner.context.forwarder.renew())
         refusals = Refusals(node.measures.tls_refusals, teller(node.broker.trail))
         door = TlsListener(listener, tls.current, runner, refusals)
+        tls.listen(lambda renewal: door.withdrawn() if renewal.withdrawn else None)
         runner.enter(door)
         door.start()
     for one in in_the_open_too:

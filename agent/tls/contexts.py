@@ -7,6 +7,7 @@ stand in names.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
 import stat
@@ -15,6 +16,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
 from shoal.agent.security.access import PeerCertificate
 from shoal.agent.security.agents_tls import Misnamed, why_unverified
@@ -112,6 +116,16 @@ class Contexts:
             return None
         peer = self.rules.peer(certificate)
         return peer if peer.is_agent or self.files.settings.tls_clients != "none" else None
+
+    def believes(self, certificate: bytes) -> bool:
+        """Whether an authority of `tls_ca` has signed it itself (DER). Of a chain the rest is not known here,
+        so that one in between makes it False."""
+        found = x509.load_der_x509_certificate(certificate)
+        for authority in self.server.get_ca_certs(binary_form=True):
+            with contextlib.suppress(InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError):
+                found.verify_directly_issued_by(x509.load_der_x509_certificate(authority))
+                return True
+        return False
 
 
 def rules_of(settings: TlsSettings, cluster: str) -> NameRules:

@@ -20,7 +20,7 @@ from shoal.addresses import plain_address
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.log_lines.schema import about
 from shoal.agent.tls.contexts import Contexts
-from shoal.agent.tls.newcomer import Opening, Reception
+from shoal.agent.tls.newcomer import Handshake, Opening, Reception
 from shoal.agent.tls.refusals import RefusalKind, Refusals
 
 HANDSHAKES_MAX: Final = 256
@@ -29,6 +29,9 @@ half a millisecond of a core and about 100 KiB."""
 GRACE_S: Final = 1.0
 """When all places are taken, a handshake that has lasted so long makes way for the next connection.
 Beside ten thousand half-open ones others were served (lab/2026-11-28-half-open-handshakes.md)."""
+WITHDRAWN_S: Final = 30.0
+"""From the withdrawal of an authority to the end of the connections that only its word has let in. Other
+agents have dialled anew by then, and what they had asked is answered."""
 NO_DESCRIPTORS_S: Final = 1.0
 """Until a connection is accepted again, after none could be."""
 NETWORK_BITS: Final = 64
@@ -56,6 +59,8 @@ class TlsListener:
         self._opening: dict[Opening, float] = {}  # since when; the one that waits longest comes first
         self._by_network: dict[str, dict[Opening, None]] = {}  # the same ones, in the same order
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._certified: set[Handshake] = set()
+        self._partings: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._is_accepting = False
         self.has_stopped = False
@@ -80,6 +85,8 @@ class TlsListener:
         self._listener.close()
         for opening in list(self._opening):
             opening.abort()
+        for parting in self._partings:
+            parting.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -94,6 +101,33 @@ class TlsListener:
             del self._by_network[network]
         if not self._is_accepting:
             self._resume()
+
+    def certified(self, handshake: Handshake) -> None:
+        """The other side has a certificate, by which it is somebody."""
+        self._certified.add(handshake)
+
+    def gone(self, handshake: Handshake) -> None:
+        """Its connection has ended."""
+        self._certified.discard(handshake)
+
+    def withdrawn(self) -> None:
+        """An authority is believed no more: its connections end, in a while."""
+        if not self.has_stopped:
+            parting = self._loop.create_task(self._part())
+            self._partings.add(parting)
+            parting.add_done_callback(self._partings.discard)
+
+    async def _part(self) -> None:
+        await asyncio.sleep(WITHDRAWN_S)
+        found = {
+            one: certificate for one in self._certified if (certificate := one.certificate()) is not None
+        }
+        contexts, all_of_them = self._contexts(), set(found.values())
+        # Some 0.1 ms for each: in a thread, since there may be thousands.
+        ended = await asyncio.to_thread(lambda: {one for one in all_of_them if not contexts.believes(one)})
+        for handshake in self._certified & found.keys():
+            if found[handshake] in ended:
+                handshake.end()
 
     def refused(self, kind: RefusalKind, address: str) -> None:
         """A connection that TLS does not let in."""

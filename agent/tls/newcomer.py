@@ -58,6 +58,8 @@ class Doorway(Protocol):
     @property
     def has_stopped(self) -> bool: ...
     def left(self, opening: Opening) -> None: ...
+    def certified(self, handshake: Handshake) -> None: ...
+    def gone(self, handshake: Handshake) -> None: ...
     def refused(self, kind: RefusalKind, address: str) -> None: ...
 
 
@@ -163,6 +165,7 @@ class Handshake(SSLProtocol):
         self._opening = opening
         self._has_arrived = False
         self._under_tls: asyncio.Transport | None = None
+        self._admitted: tuple[asyncio.Transport, asyncio.BaseProtocol] | None = None
         self._ends = _Ends(context)
         super().__init__(
             asyncio.get_running_loop(),
@@ -205,8 +208,31 @@ class Handshake(SSLProtocol):
             tls.close()
             return
         protocol = opening.doorway.reception.admit(peer)
+        if peer is not None:
+            self._admitted = tls, protocol
+            opening.doorway.certified(self)
         tls.set_protocol(protocol)
         protocol.connection_made(tls)
+
+    def certificate(self) -> bytes | None:
+        """Of the other side (DER); None where it counts for nothing here. Links are ended by their owner."""
+        if self._admitted is None:
+            return None
+        tls, protocol = self._admitted
+        found = tls.get_extra_info("ssl_object")
+        if found is None or tls.get_protocol() is not protocol:
+            return None
+        return cast("bytes | None", found.getpeercert(binary_form=True))
+
+    def end(self) -> None:
+        """Its certificate is believed no more."""
+        seldom.info(
+            "ended a connection from %s: the authority of its certificate was taken out of tls_ca",
+            self._opening.address,
+            extra=REFUSED,
+        )
+        if self._admitted is not None:
+            self._admitted[0].close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         opening = self._opening
@@ -214,7 +240,8 @@ class Handshake(SSLProtocol):
             self._send_alert()
             _tell_failure(opening, exc)
         opening.connection_lost(None)
-        self._under_tls = None
+        opening.doorway.gone(self)
+        self._under_tls = self._admitted = None
         super().connection_lost(exc)
 
     def _send_alert(self) -> None:

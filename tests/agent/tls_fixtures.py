@@ -14,7 +14,8 @@ from fake_broker import FakeBroker, FakeCluster
 from http_fixtures import Agent
 
 from shoal.agent.http.app import HttpRunner, make_runner
-from shoal.agent.tls.contexts import make_contexts
+from shoal.agent.http.front import Connection
+from shoal.agent.tls.contexts import Contexts, make_contexts
 from shoal.agent.tls.listener import TlsListener
 from shoal.agent.tls.refusals import Refusals
 from shoal.agent.tls_settings import TlsSettings
@@ -38,6 +39,18 @@ class TlsAgent(Agent):
     ) -> None:
         super().__init__(broker, runner, port, session)
         self.door = door
+        self.contexts: list[Contexts] = []
+        """The last one counts."""
+
+    @property
+    def fronts(self) -> set[Connection]:
+        """Its connections."""
+        return self.runner._shared.fronts
+
+    def exchange(self, contexts: Contexts) -> None:
+        """Its files are other ones from now on, and an authority was withdrawn."""
+        self.contexts.append(contexts)
+        self.door.withdrawn()
 
 
 def client_context(directory: pathlib.Path, issued: Issued | None = None) -> ssl.SSLContext:
@@ -60,11 +73,12 @@ async def tls_agent(
     """One that serves these files, with a session of such a client."""
     broker = broker or FakeCluster().add("one")
     contexts = make_contexts(settings, CLUSTER)
+    held = [contexts]
     runner = make_runner(broker, tls=lambda: contexts.agents, hsts_ms=settings.hsts_ms)
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     broker.url = f"https://127.0.0.1:{port}"
-    door = TlsListener(listener, lambda: contexts, runner, refusals)
+    door = TlsListener(listener, lambda: held[-1], runner, refusals)
     runner.enter(door)
     door.start()
     connector = aiohttp.TCPConnector(ssl=context)
@@ -72,7 +86,9 @@ async def tls_agent(
         connector=connector, auto_decompress=False, skip_auto_headers=("Content-Type",)
     )
     try:
-        yield TlsAgent(broker, runner, port, session, door)
+        agent = TlsAgent(broker, runner, port, session, door)
+        agent.contexts = held
+        yield agent
     finally:
         await session.close()
         await runner.cleanup()

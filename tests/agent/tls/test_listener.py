@@ -14,13 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from certificates import write_files
+from certificates import CLUSTER, write_files
 from fake_broker import FakeCluster
 from http_fixtures import ARROW, PATH, arrow_batch, arrow_stream, one_agent
 from tls_fixtures import OTHERS, OURS, client_context, tls_agent
 
 from shoal.agent.tls import listener as listening
 from shoal.agent.tls import newcomer
+from shoal.agent.tls.contexts import make_contexts
 from shoal.agent.tls.refusals import RefusalKind, Refusals
 from shoal.agent.tls_settings import TlsSettings
 from shoal.tls import CERTIFIED, HTTP
@@ -288,6 +289,47 @@ def test_a_socket_of_both_families_tells_ipv4_addresses_apart() -> None:
     """They do not count as one network because of the form in which it shows them."""
     assert listening.network_of("::ffff:10.0.0.1") == listening.network_of("10.0.0.1")
     assert listening.network_of("::ffff:10.0.0.1") != listening.network_of("::ffff:10.0.0.2")
+
+
+async def test_connections_of_a_withdrawn_authority_end(
+    settings: TlsSettings, plain: ssl.SSLContext, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that only its word has let in: an agent's and a client's, in the middle of a request or between
+    two. Others go on, and one that was taken over as a link is left to its owner."""
+    monkeypatch.setattr(listening, "WITHDRAWN_S", 0.01)
+    both = write_files(tmp_path / "both", OURS.agent(), OURS.pem + OTHERS.pem)
+    holders = {
+        "agent": OTHERS.agent(),
+        "client": OTHERS.client("ann"),
+        "ours": OURS.client("bob"),
+        "link": OTHERS.agent(),
+    }
+    async with tls_agent(both, plain) as agent:
+        opened = {None: await asyncio.open_connection("127.0.0.1", agent.port, ssl=plain)}
+        for name, issued in holders.items():
+            context = client_context(tmp_path / name, issued)
+            opened[name] = await asyncio.open_connection("127.0.0.1", agent.port, ssl=context)
+        request = f"GET /v1/agent HTTP/1.1\r\nHost: 127.0.0.1:{agent.port}\r\n\r\n".encode()
+        for reader, writer in opened.values():
+            writer.write(request)
+            assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), PATIENCE_S)).startswith(b"HTTP/1.1 200")
+        opened["agent"][1].write(request[:20])
+        port = opened["link"][1].get_extra_info("sockname")[1]
+        (link,) = (one for one in agent.fronts if one.transport.get_extra_info("peername")[1] == port)
+        link.transport.set_protocol(asyncio.Protocol())
+        agent.exchange(make_contexts(settings, CLUSTER))
+        for name in ("agent", "client"):
+            reader, _ = opened[name]
+            await asyncio.wait_for(reader.read(), PATIENCE_S)
+            assert reader.at_eof()
+        for name in (None, "ours"):
+            reader, writer = opened[name]
+            writer.write(request)
+            await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 200"), PATIENCE_S)
+        assert not link.transport.is_closing()
+        link.transport.set_protocol(link)
+        for _, writer in opened.values():
+            writer.close()
 
 
 async def test_refusals_are_counted_and_told(
