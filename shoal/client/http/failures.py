@@ -5,6 +5,8 @@ Law of this file: words and verdicts; it asks nobody. Failures never leave the c
 
 from __future__ import annotations
 
+import ssl
+
 import aiohttp
 
 from shoal.client.http import routes
@@ -38,6 +40,8 @@ def failure_of(error: aiohttp.ClientError | OSError, url: str, *, may_pass: bool
         below = error.certificate_error
     elif isinstance(error, aiohttp.ClientConnectorError):
         below = error.os_error
+    elif isinstance(error.__cause__, ssl.SSLError):  # TLS 1.3 refuses a client's certificate when it is done
+        below = error.__cause__
     cause = str(error) if isinstance(error, NotTrusted) else tls_reason(below)
     if cause is not None:  # before any request was read
         return Failure(routes.UNTRUSTED, f"{url} cannot be asked: {cause}", may_pass, definite=True)

@@ -14,6 +14,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import aiohttp
 import pytest
 from blocking_fixtures import cluster_on_thread
 from certificates import Authority
@@ -25,6 +26,8 @@ from secure_cluster import files as files
 
 from shoal import AsyncClient, Client, ClientConfig, ClientError, ShoalError, Unreachable
 from shoal.client.http.bulk import BulkConnections
+from shoal.client.http.failures import failure_of
+from shoal.client.http.routes import UNTRUSTED
 from shoal.client.produce.lone_record import ANSWER_SECONDS
 from shoal.client.produce.producer import batch_of
 from shoal.credentials import Credentials, Secret, token_of
@@ -369,6 +372,11 @@ def test_a_refused_client_is_told_why_where_the_agent_says_so(
     with pytest.raises(ssl.SSLError) as heard:
         client.read(1)
     assert re.search(said, str(tls_reason(heard.value)))
+    error = aiohttp.ClientOSError(heard.value.errno, str(heard.value))
+    error.__cause__ = heard.value  # as aiohttp raises it
+    failure = failure_of(error, "https://a:1", may_pass=False)
+    assert re.search(said, failure.detail)
+    assert (failure.code, failure.definite) == (UNTRUSTED, True)
 
 
 @pytest.mark.parametrize(
