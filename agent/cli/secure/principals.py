@@ -26,6 +26,9 @@ from shoal.agent.cli.terminal.options import (
 from shoal.agent.cli.terminal.output import UsageError, confirm, say, show_json, show_table, tell
 from shoal.agent.cli.terminal.run import with_admin
 
+PREFIX = "shoal_"
+"""Of every token, and of no token's id."""
+
 PrincipalName = Annotated[str, argument("PRINCIPAL", "The principal's name.", callback=name_of)]
 RoleName = Annotated[str, argument("ROLE", "The role's name.", callback=name_of)]
 RulesOption = Annotated[
@@ -247,6 +250,11 @@ def revoke_token(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Revoke a token: every agent that hears of it refuses the token within 5 s."""
+    if token.startswith(PREFIX):  # it would stand in an address, which proxies log
+        raise UsageError(
+            "that is a whole token, which shows in every process list, and it was not sent",
+            "name it by its id, the 8 characters behind shoal_, and do revoke it",
+        )
     with_admin(agent, lambda client: client.revoke_token(token))
     tell({"token": token, "revoked": True}, output, f"token {token} is revoked")
 

@@ -99,6 +99,9 @@ async def test_a_token_is_revoked_by_another_one(
         token = parse_token((await shoal("token", "create", "bob")).strip())
         (home / "token").touch(mode=0o600)
         (home / "token").write_text(token.reveal())
+        await shoal("token", "revoke", token.reveal(), code=2)
+        assert "that is a whole token" in shoal.said
+        assert token.reveal() not in shoal.said
         await shoal("token", "revoke", token.id, "--token", f"@{home / 'token'}")
         assert shoal.said == f"token {token.id} is revoked\n"
         assert token.reveal() not in shoal.said
