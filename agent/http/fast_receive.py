@@ -12,9 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable
-from email.utils import formatdate
 from enum import Enum, auto
-from functools import lru_cache
 from itertools import chain
 from typing import Final, NamedTuple, Protocol
 
@@ -34,7 +32,7 @@ from shoal.agent.http.core.doorkeeper import Asker, wall_ms
 from shoal.agent.http.core.forward import AUTHORIZATION
 from shoal.agent.http.core.leader import MOVING_CODES
 from shoal.agent.http.core.parameters import NO_QUERY
-from shoal.agent.http.core.problems import SERVER, problem_bytes
+from shoal.agent.http.core.problems import SERVER, date_text, problem_bytes
 from shoal.agent.http.core.request_quota import Meter
 from shoal.agent.http.core.respond import PIECE_BYTES, coalesced
 from shoal.agent.http.fast_refusal import address_of
@@ -289,8 +287,9 @@ class OwnAnswer:
 
     def _head(self, made: Made, framing: bytes) -> bytes:
         own = "".join(f"{name}: {value}\r\n" for name, value in made.headers.items())
-        said = f"HTTP/1.1 200 OK\r\nContent-Type: {made.media_type}\r\n{own}{_date(int(time.time()))}"
-        return f"{said}{self._front.guard.lines}".encode("ascii") + framing + b"\r\n\r\n"
+        always = f"Date: {date_text(int(time.time()))}\r\nServer: {SERVER}\r\n{self._front.guard.lines}"
+        said = f"HTTP/1.1 200 OK\r\nContent-Type: {made.media_type}\r\n{own}{always}"
+        return said.encode("ascii") + framing + b"\r\n\r\n"
 
     async def _send_on(self, pieces: Iterable[bytes | memoryview], held_bytes: int) -> None:
         async with AnswerDeadline(self._context.limits, held_bytes) as patience:
@@ -316,9 +315,3 @@ class OwnAnswer:
         self._begun = True
         self._front.passed(len(data))
         transport.write(data)
-
-
-@lru_cache(maxsize=1)
-def _date(second: int) -> str:
-    """Said by every answer of a second."""
-    return f"Date: {formatdate(second, usegmt=True)}\r\nServer: {SERVER}\r\n"

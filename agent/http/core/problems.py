@@ -24,6 +24,12 @@ CHALLENGE = 'Bearer realm="shoal"'
 """Of every 401: the scheme of credentials that an agent takes (RFC 6750)."""
 
 
+@lru_cache(maxsize=1)
+def date_text(second: int) -> str:
+    """The Date of each answer of a second, since the epoch. Written once a second (RFC 9110, 5.6.7)."""
+    return formatdate(second, usegmt=True)
+
+
 def problem_response(error: ShoalError, *, close: bool = False) -> web.Response:
     """The answer for an error, with the headers that belong to its status."""
     response = web.Response(
@@ -94,13 +100,7 @@ def problem_bytes(error: ShoalError, guard: Guard, *, close: bool = False) -> by
     end = "Connection: close\r\n" if close else ""
     head = (
         f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{lines}"
-        f"Content-Type: {PROBLEM_MEDIA_TYPE}\r\n{guard.lines}{end}Date: {_date(int(time.time()))}\r\n"
+        f"Content-Type: {PROBLEM_MEDIA_TYPE}\r\n{guard.lines}{end}Date: {date_text(int(time.time()))}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode("ascii") + body
-
-
-@lru_cache(maxsize=1)
-def _date(second: int) -> str:
-    """Said by every answer of a second."""
-    return formatdate(second, usegmt=True)

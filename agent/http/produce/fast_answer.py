@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import functools
 import time
-from email.utils import formatdate
 
 from shoal.agent.http.admission.guard import Guard
 from shoal.agent.http.api.media import JSON_TYPE
 from shoal.agent.http.api.operations import ANY
-from shoal.agent.http.core.problems import SERVER, json_bytes
+from shoal.agent.http.core.problems import SERVER, date_text, json_bytes
 from shoal.agent.interface import Appended, TableRow
 from shoal.errors import JSON
 from shoal.format.timestamps import format_time
@@ -23,9 +22,8 @@ from shoal.format.timestamps import format_time
 @functools.lru_cache(maxsize=4)
 def _head(second: int, guard: Guard, media: str = JSON_TYPE) -> bytes:
     """The head up to the length, made once a second: it carries the date."""
-    date = formatdate(second, usegmt=True)
-    head = f"Content-Type: {media}\r\nDate: {date}\r\nServer: {SERVER}\r\n{guard.lines}Content-Length: "
-    return b"HTTP/1.1 200 OK\r\n" + head.encode("ascii")
+    said = f"Date: {date_text(second)}\r\nServer: {SERVER}\r\n{guard.lines}"
+    return f"HTTP/1.1 200 OK\r\nContent-Type: {media}\r\n{said}Content-Length: ".encode("ascii")
 
 
 def append_answer(partition: int, done: Appended, guard: Guard, *, is_row: bool = False) -> bytes:

@@ -18,6 +18,7 @@ from shoal.agent.http.core.context import Call
 from shoal.agent.http.core.dispatch import REMEMBERED_PATHS_MAX, Route, RouteTable
 from shoal.agent.http.core.forward import broken, forward_target
 from shoal.agent.http.core.parameters import decode_segment, parse_query
+from shoal.agent.http.core.problems import date_text
 from shoal.agent.http.core.respond import PIECE_BYTES, UNCOPIED_BYTES, coalesced
 from shoal.errors import ShoalError
 
@@ -238,3 +239,9 @@ def test_only_a_path_that_leads_nowhere_is_meant_without_its_slash() -> None:
         ("GET", "//"), ("GET", "//v1/things/"), ("GET", "/v1/none/"),
     ):  # fmt: skip
         assert TABLE.shorter(method, path) is None, path
+
+
+def test_a_date_is_of_its_second() -> None:
+    """The example of RFC 9110, 5.6.7; each second has its own."""
+    said = [date_text(second) for second in (784_111_777, 784_111_777, 784_111_778, 784_111_777)]
+    assert said == [f"Sun, 06 Nov 1994 08:49:{second} GMT" for second in (37, 37, 38, 37)]
