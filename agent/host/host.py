@@ -25,7 +25,7 @@ from shoal.agent.host.copy_target import INSTALL_FAULTS, CopyTarget
 from shoal.agent.host.free_space import MIN_FREE_BYTES, TRIM_FREE_BYTES, FreeSpace
 from shoal.agent.host.leadership_transfer import hand_over_all
 from shoal.agent.host.newborns import Newborns
-from shoal.agent.host.open_group import OpenGroup, Unserved
+from shoal.agent.host.open_group import OpenGroup, Unserved, nothing
 from shoal.agent.host.peer_input import PeerInput
 from shoal.agent.host.peer_liveness import PeerLiveness
 from shoal.agent.host.repair import LogRepair
@@ -210,10 +210,10 @@ class Host:
         entry = self._entry(group)
         entry.replica.say_last_words()
         self._take_out(group)
-        self._unserved[group] = Unserved(ServingState.INSTALLING, "its log is being replaced or mended")
+        self._unserved[group] = Unserved(ServingState.INSTALLING, "its log is replaced, mended or opened")
         over = self._reopening[group] = asyncio.get_running_loop().create_future()
         try:
-            await self._close(entry, "the log is being replaced or mended")
+            await self._close(entry, "the log is replaced, mended or opened anew")
             await work()
             await self._open(entry.replica.plan)
         except INSTALL_FAULTS as error:
@@ -474,13 +474,13 @@ class Host:
 
     async def _reopen_full(self) -> None:
         """Replicas that a full disk stopped come back by recovery once there is room."""
-        for group, entry in list(self._groups.items()):
-            failure = entry.replica.failure
-            if failure is None or failure[0] != "disk-full":
-                continue
-            logger.warning("%s: opening the replica again, since the disk has room", group)
-            await self.close_group(group)
-            await self._open(entry.replica.plan)
+        full = [one for one in self.open_replicas() if one.failure and one.failure[0] == "disk-full"]
+        for replica in full:
+            if self.may_reopen(replica):
+                await self._copy_target.abandon(replica.group)
+            if self.may_reopen(replica):
+                logger.warning("%s: opening the replica again, since the disk has room", replica.group)
+                await self.reopen(replica.group, nothing)
 
     async def _watch_retention(self) -> None:
         """Leaders look at the age and size of their logs."""

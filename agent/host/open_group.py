@@ -54,6 +54,10 @@ def working_replica(host: GroupHost, group: GroupId) -> Replica:
     return replica
 
 
+async def nothing() -> None:
+    """The work on a replica that is opened anew for the opening's sake."""
+
+
 class Unserved(NamedTuple):
     """Why a replica is not open. `is_broken`: the log says too little of itself to be mended."""
 

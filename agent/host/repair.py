@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from shoal.agent.durable.identity import HardStateFile
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.durable.paired_file import PairedFileError
-from shoal.agent.host.open_group import GroupHost
+from shoal.agent.host.open_group import GroupHost, nothing
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
 from shoal.agent.partition.opener import DamagedReplica
@@ -152,7 +152,7 @@ class LogRepair:
             if doubtful and replica.failure is None and self._host.may_reopen(replica):
                 # Opened anew it finds the damage before it speaks, asks again, and drops what it must.
                 logger.warning("%s: opening the replica again to drop uncommitted entries", replica.group)
-                await self._host.reopen(replica.group, _nothing)
+                await self._host.reopen(replica.group, nothing)
                 return
             self._tell_core(replica)
             if not replica.damaged_ranges:
@@ -427,10 +427,6 @@ class LogRepair:
     async def stop(self) -> None:
         for group in [*self._tasks, *self._waiting]:
             await self.abandon(group)
-
-
-async def _nothing() -> None:
-    """The work on a replica that is opened anew for the opening's sake."""
 
 
 def _rule_out(

@@ -16,7 +16,7 @@ class ServingState(StrEnum):
 
     ACTIVE = "active"
     INSTALLING = "installing"
-    """Its log is being replaced or mended."""
+    """Its log is being replaced or mended, or it is opened anew."""
     LOST = "lost"
     """It may have promised what it no longer knows: it never votes again."""
     FAILED = "failed"

@@ -141,6 +141,42 @@ async def test_a_follower_stopped_by_a_full_disk_returns_when_there_is_room(feed
         await until(lambda: taken == ([0, 1, 2] if feeds else []))
 
 
+async def test_nobody_else_opens_or_deletes_a_replica_that_comes_back_from_a_full_disk() -> None:
+    """From its stop until it serves again it is known to be here, in every turn of the loop: whoever opens
+    what is missing would open its log twice. Its deletion comes after that, and leaves nothing."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        await cluster.append("a")
+        leader = await cluster.leader()
+        follower = next(node for node in cluster.nodes if node is not leader)
+        host, disk = follower.host, disks[follower.agent_id]
+        disk.faults += [
+            Fault(operation, errno.ENOSPC, "topics", times=1_000) for operation in ("write", "allocate")
+        ]
+        await cluster.append("b")
+        await until(lambda: host.status(GROUP).state == "failed")
+        disk.faults.clear()
+        stopped, states = host.replica(GROUP), set[str]()
+        while host.open_replica(GROUP) in (None, stopped):
+            states.add(host.status(GROUP).state)
+            await asyncio.sleep(0)
+        assert states == {"failed", "installing"}
+
+        disk.faults += [
+            Fault(operation, errno.ENOSPC, "topics", times=1_000) for operation in ("write", "allocate")
+        ]
+        await cluster.append("c")
+        await until(lambda: host.status(GROUP).state == "failed")
+        disk.faults.clear()
+        while host.status(GROUP).state == "failed":
+            await asyncio.sleep(0)
+        await host.delete_group(GROUP)
+        await asyncio.sleep(0)
+        assert not host.has(GROUP)
+        assert host.replica_record(GROUP) is None
+        assert not await disk.exists(follower.host._stores.directory(GROUP))
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_power_failures_lose_nothing_acknowledged(seed: int) -> None:
     """Agents lose power, all of them in turn and sometimes all at once, while a producer appends."""
