@@ -2,8 +2,8 @@
 
 Law of this file: a get sees everything that was acknowledged before it came. A condition is judged against
 the end of the leader's log, uncommitted entries included. The last look, the decision and the proposal stand
-in one turn of the loop. A refusal is told once its reason is committed, and a majority has confirmed the
-leader after that. So nobody hears of a row that may never be.
+in one turn of the loop. A refusal is told once its reason is committed, and a majority has confirmed that the
+leader has led ever since it judged. So nobody hears of a row that may never be, or is no more.
 """
 
 from __future__ import annotations
@@ -212,13 +212,18 @@ class TableKeeper(ReplicaObserver):
         return LogIndex(0), self._table.in_memory(key)
 
     async def _confirmed(self, entry: LogIndex, deadline_ms: int) -> None:
-        """The entry is committed, and this replica leads after that. Nothing was stored if not."""
+        """The entry is committed, and this replica leads after that, as when it judged. Nothing was stored if
+        not. Called in the turn of the judgement. One that was deposed and elected again has entries of others
+        behind that entry: they may have taken back what it judged by."""
         replica = self._replica
+        term = replica.core.term
         try:
             if entry > replica.state.committed.last_index:
                 answer: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
                 replica.waiting.add(Waiter(entry, answer, Appended(Offset(0), 0), deadline_ms))
                 await answer
             await self._reader.confirm()
+            if replica.core.term != term:
+                raise ShoalError("no-leader", "leadership moved while the condition was judged")
         except ShoalError as error:
             raise ShoalError(error.code, error.detail, definite=True, **error.extra) from error

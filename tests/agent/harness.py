@@ -136,10 +136,14 @@ class Node:
         await self.disk.close()
 
     def cut_off(self) -> None:
-        """From this instant until it is stopped nobody hears it, and it hears nobody."""
+        """From this instant until it is stopped, or comes back, nobody hears it, and it hears nobody."""
         self.links.send_control = lambda *_: True  # type: ignore[method-assign]
         self.links.send_bulk = lambda *_: True  # type: ignore[method-assign]
         self.links.frame = lambda *_: None  # type: ignore[method-assign]
+
+    def come_back(self) -> None:
+        """It hears others from this instant on, and is heard; what was said meanwhile is lost."""
+        del self.links.send_control, self.links.send_bulk, self.links.frame
 
     @property
     def leads(self) -> bool:

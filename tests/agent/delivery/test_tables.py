@@ -222,6 +222,36 @@ async def test_a_refusal_waits_for_the_entry_that_it_rests_on() -> None:
             assert caught.value.definite == (task is not writing)
 
 
+async def test_a_leader_that_was_deposed_and_elected_again_refuses_nothing_by_what_it_knew() -> None:
+    """What it judged by is committed in the end, by its next term. Others may have led in between, and have
+    taken it back before the put came: so nothing has happened, and the same put is judged anew."""
+    cluster, _ = table_cluster(seed=9)
+    async with cluster:
+        leader = await cluster.leader()
+        await put(leader, b"other", b"1")
+        replica = leader.host.replica(GROUP)
+        term = replica.core.term
+        for node in cluster.alive:
+            node.cut_off()
+        writing = asyncio.create_task(put(leader, b"k", b"first"))
+        await until(lambda: replica.state.tail.end_offset == 2)
+        mine = put_of(b"k", b"mine")
+        refused = asyncio.create_task(keeper_of(leader).put(mine, ABSENT, deadline_ms(PATIENCE_S)))
+        await until(lambda: not replica.is_leader)
+        assert not refused.done()
+        follower = next(node for node in cluster.alive if node is not leader)
+        for node in (leader, follower):
+            node.come_back()
+        with pytest.raises(ShoalError) as caught:
+            await refused
+        assert (caught.value.code, caught.value.definite) == ("no-leader", True)
+        assert replica.core.term > term
+        assert replica.state.committed.end_offset == 2
+        await asyncio.gather(writing, return_exceptions=True)
+        with pytest.raises(ShoalError, match="precondition-failed"):
+            await put(cluster, b"k", b"mine", ABSENT)
+
+
 async def test_a_repeated_put_gets_the_first_answer() -> None:
     """By producer and sequence, though the condition does not hold any more, since it was stored."""
     cluster, _ = table_cluster(seed=4)
