@@ -71,7 +71,7 @@ from shoal.agent.security.jwt import Issuer, Verifier
 from shoal.agent.service.broker import Broker
 from shoal.agent.service.cluster_view import AgentFacts
 from shoal.agent.service.event_sources import EventSources
-from shoal.agent.tls.listener import TlsListener
+from shoal.agent.tls.listener import TlsListener, waiting_places
 from shoal.agent.tls.refusals import Refusals, teller
 from shoal.agent.tls.reload import TlsState, follow, load_tls
 from shoal.lookup import Lookup
@@ -335,7 +335,7 @@ async def _serve_http(node: Node, parts: AsyncExitStack, listener: socket.socket
     else:
         tls.listen(lambda _: runner.context.forwarder.renew())
         refusals = Refusals(node.measures.tls_refusals, teller(node.broker.trail))
-        door = TlsListener(listener, tls.current, runner, refusals)
+        door = TlsListener(listener, tls.current, runner, refusals, waiting_places(open_files()))
         tls.listen(lambda renewal: door.withdrawn() if renewal.withdrawn else None)
         runner.enter(door)
         door.start()

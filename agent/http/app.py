@@ -61,8 +61,9 @@ logger = logging.getLogger("shoal.http")
 SHUTDOWN_SECONDS = 5.0
 GOODBYE_SECONDS = 0.5
 GOODBYE_LOOKS = 20
-# Connections that the kernel completes before they are accepted.
-BACKLOG = 128
+# Connections that the kernel completes before they are accepted: as of the port (agent/process/ports.py),
+# whose queue this sets anew. A connection without room there comes again after 1, 3 and 7 s.
+BACKLOG = 1_024
 PARTS = (
     produce, read, merged, receive, acts, wait, group_operate, redrive, table_read, table_row,
     topics, offsets, trim, members, level, principals, sessions, events, keys, operate,

@@ -24,7 +24,7 @@ from shoal.agent.tls.refusals import RefusalKind, kind_of
 from shoal.errors import ShoalError
 
 HANDSHAKE_S: Final = 5
-"""From the first moment of a connection to the end of its handshake."""
+"""From the moment when a connection has its place to the end of its handshake."""
 SHUTDOWN_S: Final = 2
 """For the other side's goodbye; then the connection is cut."""
 LINGER_S: Final = 1.0
@@ -133,12 +133,7 @@ class Opening(asyncio.Protocol):
 
     def give_way(self) -> None:
         """Others wait."""
-        seldom.warning(
-            "cut off handshakes of TLS that others wait for, such as that of %s",
-            self.address,
-            extra=about("tls-handshakes-cut"),
-        )
-        self.doorway.refused(RefusalKind.CROWDED, self.address)
+        tell_crowded(self.doorway, self.address)
         self.abort()
 
     def abort(self) -> None:
@@ -286,6 +281,16 @@ def tell_late(opening: Opening) -> None:
         "refused a connection from %s: no handshake within %s s", opening.address, HANDSHAKE_S, extra=REFUSED
     )
     opening.doorway.refused(RefusalKind.TIMEOUT, opening.address)
+
+
+def tell_crowded(doorway: Doorway, address: str) -> None:
+    """Of a connection that makes way for others, in its handshake or before."""
+    seldom.warning(
+        "cut off handshakes of TLS that others wait for, such as that of %s",
+        address,
+        extra=about("tls-handshakes-cut"),
+    )
+    doorway.refused(RefusalKind.CROWDED, address)
 
 
 def _tell_failure(opening: Opening, error: BaseException) -> None:

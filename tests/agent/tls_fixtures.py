@@ -16,7 +16,7 @@ from http_fixtures import Agent
 from shoal.agent.http.app import HttpRunner, make_runner
 from shoal.agent.http.front import Connection
 from shoal.agent.tls.contexts import Contexts, make_contexts
-from shoal.agent.tls.listener import TlsListener
+from shoal.agent.tls.listener import WAITING_MAX, TlsListener
 from shoal.agent.tls.refusals import Refusals
 from shoal.agent.tls_settings import TlsSettings
 
@@ -36,9 +36,11 @@ class TlsAgent(Agent):
         port: int,
         session: aiohttp.ClientSession,
         door: TlsListener,
+        listener: socket.socket,
     ) -> None:
         super().__init__(broker, runner, port, session)
         self.door = door
+        self.listener = listener
         self.contexts: list[Contexts] = []
         """The last one counts."""
 
@@ -69,6 +71,7 @@ async def tls_agent(
     context: ssl.SSLContext,
     broker: FakeBroker | None = None,
     refusals: Refusals | None = None,
+    waiting_max: int = WAITING_MAX,
 ) -> AsyncIterator[TlsAgent]:
     """One that serves these files, with a session of such a client."""
     broker = broker or FakeCluster().add("one")
@@ -78,7 +81,7 @@ async def tls_agent(
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     broker.url = f"https://127.0.0.1:{port}"
-    door = TlsListener(listener, lambda: held[-1], runner, refusals)
+    door = TlsListener(listener, lambda: held[-1], runner, refusals, waiting_max)
     runner.enter(door)
     door.start()
     connector = aiohttp.TCPConnector(ssl=context)
@@ -86,7 +89,7 @@ async def tls_agent(
         connector=connector, auto_decompress=False, skip_auto_headers=("Content-Type",)
     )
     try:
-        agent = TlsAgent(broker, runner, port, session, door)
+        agent = TlsAgent(broker, runner, port, session, door, listener)
         agent.contexts = held
         yield agent
     finally:

@@ -107,6 +107,7 @@ LIST: Final[dict[str, list[tuple[str, str]]]] = {
     "ten thousand half handshakes": [
         (f"{LISTENER}::test_half_open_handshakes_are_bounded", "HANDSHAKES_MAX"),
         (f"{LISTENER}::test_who_takes_all_places_costs_nobody_else_a_handshake", "HANDSHAKES_MAX"),
+        (f"{LISTENER}::test_who_waits_for_places_keeps_nobody_else_waiting", "CROWDED"),
     ],
     "Shoal-Principal from a client": [
         (DOORS, '"only a principal": Kind((("Shoal-Principal", "of-right"),), 403')

@@ -8,6 +8,7 @@ import logging
 import pathlib
 import socket
 import ssl
+import sys
 import time
 import warnings
 from dataclasses import replace
@@ -275,6 +276,77 @@ async def test_who_takes_all_places_costs_nobody_else_a_handshake(
         writer.close()
         for _, other in opened:
             other.close()
+
+
+async def test_who_waits_for_places_keeps_nobody_else_waiting(
+    settings: TlsSettings, plain: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though no handshake ever makes way: some places are left to others, and the kernel's queue is empty. Of
+    those that wait too many are sent away, the first ones first."""
+    monkeypatch.setattr(listening, "HANDSHAKES_MAX", 16)
+    monkeypatch.setattr(listening, "GRACE_S", 3_600.0)
+    monkeypatch.setattr(listening, "WAITING_S", 3_600.0)
+    monkeypatch.setattr(newcomer, "HANDSHAKE_S", 3_600.0)
+    refusals = Refusals()
+    async with tls_agent(settings, plain, refusals=refusals, waiting_max=8) as agent:
+        flood = []
+        for _ in range(60):
+            one = socket.create_connection(("127.0.0.1", agent.port), source_address=("127.0.0.9", 0))
+            one.setblocking(False)
+            flood.append(one)
+            await asyncio.sleep(0)
+        for _ in range(3):
+            assert (await agent.get("/v1/members", Connection="close")).status == 200
+        assert (agent.door.opening, agent.door.waiting) == (14, 8)
+        assert refusals.counts[RefusalKind.CROWDED] == 60 - 14 - 8
+        for place, one in enumerate(flood):
+            if 14 <= place < 60 - 8:
+                with contextlib.suppress(ConnectionResetError):
+                    assert one.recv(1) == b""
+            else:
+                with pytest.raises(BlockingIOError):
+                    one.recv(1)
+        for one in flood[:14]:
+            one.close()
+        while agent.door.waiting:
+            await asyncio.sleep(0.001)
+    for one in flood:
+        one.close()
+
+
+async def test_nobody_waits_for_a_place_for_ever(
+    settings: TlsSettings, plain: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where all handshakes go on."""
+    monkeypatch.setattr(listening, "HANDSHAKES_MAX", 2)
+    monkeypatch.setattr(listening, "GRACE_S", 0.2)
+    monkeypatch.setattr(listening, "WAITING_S", 0.1)
+    async with tls_agent(settings, plain) as agent:
+        opened = [await asyncio.open_connection("127.0.0.1", agent.port) for _ in range(5)]
+        for reader, writer in opened[2:]:
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+            writer.close()
+        assert agent.door.waiting == 0
+        for _, writer in opened:
+            writer.close()
+
+
+async def test_the_kernels_queue(settings: TlsSettings, plain: ssl.SSLContext) -> None:
+    """Its length is that of the port, by TLS and in the open: listening sets it anew."""
+    most = int(pathlib.Path("/proc/sys/net/core/somaxconn").read_text())
+    tcp_info_backlog = slice(28, 32)  # tcpi_sacked of a socket that listens (linux/tcp.h)
+    in_the_open = socket.create_server(("127.0.0.1", 0))
+    async with tls_agent(settings, plain) as agent:
+        await agent.runner.listen(in_the_open)
+        for listener in (agent.listener, in_the_open):
+            info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 32)
+            assert int.from_bytes(info[tcp_info_backlog], sys.byteorder) == min(1_024, most)
+
+
+def test_waiting_places_leave_descriptors_to_others() -> None:
+    """A sixteenth of them, and no more than are of use."""
+    assert [listening.waiting_places(count) for count in (1, 1_024, 20_000, 2**40)] == [1, 64, 1_024, 1_024]
 
 
 def test_networks() -> None:
