@@ -21,6 +21,7 @@ from shoal.agent.cli.bench import command as bench
 from shoal.agent.cli.examine import doctor, log
 from shoal.agent.cli.records import audit, consume, produce, table
 from shoal.agent.cli.secure import command as secure
+from shoal.agent.cli.start import INTERRUPTED
 from shoal.agent.cli.terminal.completion import join_bash_words
 from shoal.agent.cli.terminal.connection import with_credentials
 from shoal.agent.cli.terminal.options import (
@@ -45,7 +46,6 @@ from shoal.agent.cli.terminal.output import (
 from shoal.agent.cli.top import command as top
 from shoal.agent.process.footprint import import_no_frames
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 COMPLETION_VARIABLE = "_SHOAL_COMPLETE"  # a shell that asks for completions sets it
 

@@ -72,6 +72,24 @@ def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
     assert processor_seconds(code) < 3 * processor_seconds("import typer, asyncio")
 
 
+def test_an_interruption_before_the_command_has_begun_is_quiet() -> None:
+    """Ctrl-C while the commands are imported, which takes long on a busy machine: 130, and no trace."""
+    code = """
+import sys
+class Interruption:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interruption())
+from shoal.agent.cli.start import run
+run()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 def test_a_command_that_needs_no_records_imports_nothing_for_them() -> None:
     """Such commands start in two thirds of the time: here one that finds nobody."""
     code = (
