@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import re
-from collections.abc import Iterator
 from typing import Final
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -45,13 +45,19 @@ def rows() -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def trees() -> Iterator[tuple[pathlib.Path, ast.Module]]:
-    """Every file that an agent runs."""
-    for package in AGENT:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield path, ast.parse(path.read_text())
+@functools.cache
+def calls() -> tuple[tuple[pathlib.Path, ast.Call], ...]:
+    """In every file that an agent runs."""
+    return tuple(
+        (path, node)
+        for package in AGENT
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    )
 
 
+@functools.cache
 def called(node: ast.AST) -> str:
     """The name of a call as it is written, such as `os.urandom`."""
     return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
@@ -101,28 +107,25 @@ def test_the_code_evaluates_no_text_and_unpickles_nothing() -> None:
     banned = {"eval", "exec", "os.system", "os.popen"}
     loads = re.compile(r"(?:pickle|marshal|shelve|dill|cloudpickle)\.\w+|yaml\.\w*load")
     seen = 0
-    for path, tree in trees():
-        for node in ast.walk(tree):
-            name = called(node)
-            seen += bool(name)
-            assert name not in banned, f"{path}: {name}"
-            assert loads.fullmatch(name) is None, f"{path}: {name}"
-            if isinstance(node, ast.Call):
-                shells = [word for word in node.keywords if word.arg == "shell"]
-                assert not shells, f"{path}: {name} by a shell"
+    for path, node in calls():
+        name = called(node)
+        seen += bool(name)
+        assert name not in banned, f"{path}: {name}"
+        assert loads.fullmatch(name) is None, f"{path}: {name}"
+        shells = [word for word in node.keywords if word.arg == "shell"]
+        assert not shells, f"{path}: {name} by a shell"
     assert seen > 10_000
 
 
 def test_secrets_are_drawn_by_the_systems_generator() -> None:
     """Each token and each gossip key that the code makes; the generator is never seeded."""
     made = 0
-    for path, tree in trees():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and called(node) in ("make_token", "key_text"):
-                sources = [called(given) for given in node.args]
-                if called(node) == "make_token":
-                    assert sources == ["os.urandom", "os.urandom"], f"{path}: {ast.unparse(node)}"
-                    made += 1
-                elif sources == ["os.urandom"]:
-                    made += 1
+    for path, node in calls():
+        if called(node) in ("make_token", "key_text"):
+            sources = [called(given) for given in node.args]
+            if called(node) == "make_token":
+                assert sources == ["os.urandom", "os.urandom"], f"{path}: {ast.unparse(node)}"
+                made += 1
+            elif sources == ["os.urandom"]:
+                made += 1
     assert made >= 4, "two ways to a token, two to a gossip key"
