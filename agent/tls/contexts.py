@@ -31,6 +31,8 @@ READABLE_BY_OTHERS: Final = stat.S_IROTH | stat.S_IWOTH
 HANDSHAKE_STEPS_MAX: Final = 16  # one with itself takes four
 EXPIRED: Final = 10
 """OpenSSL's number of that fault (x509_vfy.h)."""
+CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2: those that RFC 9325 recommends. TLS 1.3 has no others."""
 MINIMUM: Final = {"1.3": ssl.TLSVersion.TLSv1_3, "1.2": ssl.TLSVersion.TLSv1_2}
 
 
@@ -223,6 +225,7 @@ def _context(files: TlsFiles, protocol: int) -> ssl.SSLContext:
     settings = files.settings
     context = ssl.SSLContext(protocol)
     context.minimum_version = MINIMUM[settings.tls_minimum]
+    context.set_ciphers(CIPHERS)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     try:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
+from cryptography.x509.oid import SignatureAlgorithmOID
 
 from shoal.agent.tls.authority import (
     AUTHORITY_NAME,
@@ -104,6 +105,16 @@ def test_a_certificate_tells_whose_it_is() -> None:
     names = x509.load_pem_x509_certificate(CLIENT.certificate).extensions
     uris = names.get_extension_for_class(x509.SubjectAlternativeName).value
     assert [item.value for item in uris] == ["shoal://fish/client/ann"]
+
+
+def test_keys_are_of_p_256_and_signatures_of_ecdsa_with_sha_256() -> None:
+    """Of all three kinds."""
+    for pair in (MADE, AGENT, CLIENT):
+        certificate = x509.load_pem_x509_certificate(pair.certificate)
+        key = certificate.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        assert isinstance(key.curve, ec.SECP256R1)
+        assert certificate.signature_algorithm_oid == SignatureAlgorithmOID.ECDSA_WITH_SHA256
 
 
 def test_a_successor_has_the_names_and_another_key() -> None:

@@ -153,6 +153,27 @@ def test_an_authority_whose_names_are_no_text(tmp_path: pathlib.Path, kind: int)
         make_contexts(settings, CLUSTER)
 
 
+def test_every_cipher_is_authenticated_and_forgets_its_keys(good: TlsSettings) -> None:
+    """Of 1.2, too; and the strongest comes first."""
+    contexts = make_contexts(replace(good, tls_minimum="1.2"), CLUSTER)
+    for context in (contexts.server, contexts.unasked, contexts.agents):
+        ciphers = [cipher for cipher in context.get_ciphers() if cipher["protocol"] == "TLSv1.2"]
+        assert len(ciphers) >= 4
+        assert all(cipher["aead"] and cipher["kea"] == "kx-ecdhe" for cipher in ciphers)
+        assert ciphers[0]["strength_bits"] == 256
+        assert min(cipher["strength_bits"] for cipher in context.get_ciphers()) >= 128
+
+
+def test_agents_of_other_authorities_are_strangers(good: TlsSettings, tmp_path: pathlib.Path) -> None:
+    """Whatever their names are, and whichever side they are."""
+    ours = make_contexts(good, CLUSTER)
+    others = make_contexts(write_files(tmp_path / "b", OTHERS.agent(), OTHERS.pem), CLUSTER)
+    believing = make_contexts(write_files(tmp_path / "c", OTHERS.agent(), OURS.pem + OTHERS.pem), CLUSTER)
+    for one, other in ((ours, others), (others, ours), (ours, believing), (believing, ours)):
+        with pytest.raises(ssl.SSLCertVerificationError, match="certificate in certificate chain"):
+            meet(one, other)
+
+
 def test_a_session_of_tls_1_2_ends_with_its_certificate(
     good: TlsSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
