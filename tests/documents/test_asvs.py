@@ -118,14 +118,13 @@ def test_the_code_evaluates_no_text_and_unpickles_nothing() -> None:
 
 
 def test_secrets_are_drawn_by_the_systems_generator() -> None:
-    """Each token and each gossip key that the code makes; the generator is never seeded."""
-    made = 0
+    """Each token, gossip key and key of sessions that the code makes; the generator is never seeded."""
+    made = sealing = 0
     for path, node in calls():
-        if called(node) in ("make_token", "key_text"):
-            sources = [called(given) for given in node.args]
-            if called(node) == "make_token":
-                assert sources == ["os.urandom", "os.urandom"], f"{path}: {ast.unparse(node)}"
-                made += 1
-            elif sources == ["os.urandom"]:
-                made += 1
+        sources = [called(given) for given in node.args]
+        if called(node) == "make_token":
+            assert sources == ["os.urandom", "os.urandom"], f"{path}: {ast.unparse(node)}"
+        made += called(node) == "make_token" or (called(node) == "key_text" and sources == ["os.urandom"])
+        sealing += called(node) == "MakeSessionKey" and "os.urandom" in sources
     assert made >= 4, "two ways to a token, two to a gossip key"
+    assert sealing == 1, "others read one that was made"

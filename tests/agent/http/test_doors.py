@@ -337,6 +337,20 @@ async def test_a_session_is_refused_from_another_page(header: tuple[str, str], s
     assert stand.state() == before
 
 
+async def test_reading_changes_nothing(stand: Stand) -> None:
+    """Of each operation by GET, asked by one who may."""
+    answered = 0
+    for name, operation in operations().items():
+        if operation.method != "GET":
+            continue
+        stand.prepare(operation, NEEDS[name])
+        before = stand.state()
+        for kind in ("right", "client's certificate"):
+            answered += (await stand.ask(operation, KINDS[kind])).status < 300
+        assert stand.state() == before, name
+    assert answered > 20
+
+
 async def test_a_session_is_made_shown_and_ended(stand: Stand) -> None:
     """The cookie is for this host, this page and HTTP alone, and no cache keeps it; over TLS it has a name
     that only this host can set."""

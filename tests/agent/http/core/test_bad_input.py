@@ -211,3 +211,24 @@ def test_every_answer_is_ascii_json() -> None:
 
     document: Any = json.loads(json_bytes(ShoalError("bad-request", "\udcff \x00 é").to_problem()))
     assert document["detail"] == "\udcff \x00 é"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/.git/config",
+        "/.git/HEAD",
+        "/.svn/entries",
+        "/.env",
+        "/shoal.toml",
+        "/agent.key",
+        "/data/",
+        "/docs/..",
+    ],
+)
+async def test_no_file_of_the_host_is_served(agent: Agent, path: str) -> None:
+    """There are routes, and no directories behind them."""
+    request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    answer = await agent.raw(request.encode())
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert b'"code": "unknown-route"' in answer or b'"code":"unknown-route"' in answer

@@ -117,6 +117,12 @@ def test_queries(text: str, query: dict[str, str]) -> None:
     assert parse_query(text, frozenset(("a", "b"))) == query
 
 
+@pytest.mark.parametrize("text", ["a=1&a=2", "a=1&a=1", "a&b=1&a", "a=1&%61=1"])
+def test_a_parameter_is_given_once(text: str) -> None:
+    """Else one reader would take the first and another the last."""
+    assert refusal(lambda: parse_query(text, frozenset(("a", "b")))) == "bad-request"
+
+
 @given(st.text(alphabet=st.characters(min_codepoint=33, max_codepoint=126), max_size=60))
 def test_any_query_is_read_or_refused(text: str) -> None:
     """Whatever the query, there is an answer or a bad-request."""

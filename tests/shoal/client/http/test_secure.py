@@ -27,10 +27,11 @@ from secure_cluster import files as files
 from shoal import AsyncClient, Client, ClientConfig, ClientError, ShoalError, Unreachable
 from shoal.client.http.bulk import BulkConnections
 from shoal.client.http.failures import failure_of
+from shoal.client.http.requests import Call, Cluster
 from shoal.client.http.routes import UNTRUSTED
 from shoal.client.produce.lone_record import ANSWER_SECONDS
 from shoal.client.produce.producer import batch_of
-from shoal.credentials import Credentials, Secret, token_of
+from shoal.credentials import Credentials, Secret, credentials_of, token_of
 from shoal.tls import client_context, tls_reason
 
 WITHOUT = {"ca": "", "certificate": "", "key": "", "token": ""}
@@ -298,6 +299,46 @@ async def test_no_agent_without_tls_gets_the_token_of_agents_with_tls(
                 ):
                     await client.fetch("t", 0, 0)
             assert open_one.requests == []
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_a_redirect_takes_the_token_nowhere(status: int, files: Files) -> None:
+    """Neither a question, an append nor a large read is asked again elsewhere."""
+    asked: list[bytes] = []
+
+    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.read(1 << 16))
+        writer.close()
+
+    async with await asyncio.start_server(elsewhere, "127.0.0.1", 0) as other:
+        place = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"
+
+        async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            first = await reader.readuntil(b"\r\n\r\n")
+            path = first.split(b" ")[1].decode()
+            head = f"HTTP/1.1 {status} Moved\r\nLocation: {place}{path}\r\nContent-Length: 0\r\n"
+            writer.write(f"{head}Connection: close\r\n\r\n".encode())
+            led.append(first)
+            writer.close()
+
+        led: list[bytes] = []
+        async with await asyncio.start_server(lead, "127.0.0.1", 0) as agent:
+            url = f"http://127.0.0.1:{agent.sockets[0].getsockname()[1]}"
+            cluster = Cluster([url], ClientConfig(), credentials_of({}, token=files.token))
+            await cluster.open()
+            try:
+                for call in (
+                    Call("GET", "/v1/topics"),
+                    Call("GET", "/v1/topics/t/partitions/0/records", bulk=True),
+                    Call("POST", "/v1/topics/t/partitions/0/records", body=b"x", append=True),
+                ):
+                    with pytest.raises((ShoalError, Unreachable)):
+                        await cluster.at_agent(cluster.signed(call))
+            finally:
+                await cluster.close()
+    assert len(led) >= 3
+    assert all(f"Bearer {TOKEN}".encode() in one for one in led)
+    assert asked == []
 
 
 async def test_a_planted_token_shows_nowhere(
