@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.agent.tls.client_hello import RECORD_BYTES_MAX, has_certificate, is_whole
+from shoal.agent.tls import client_hello
+from shoal.agent.tls.client_hello import FIELDS_MAX, RECORD_BYTES_MAX, has_certificate, is_whole
 from shoal.tls import CERTIFIED, HTTP
 
 
@@ -63,3 +64,19 @@ def test_any_bytes_have_an_answer(noise: bytes, at: int, value: int, end: int) -
 
 
 GOOD = greeting(CERTIFIED, HTTP)
+
+
+@pytest.mark.parametrize(
+    ("protocols", "extensions"), [(1, 0), (50, 50), (100, 27), (100, 28), (16_000, 0), (1, 4_000)]
+)
+def test_few_fields_of_a_greeting_are_looked_at(protocols: int, extensions: int) -> None:
+    """However many a stranger sends: our own name counts among the first ones only."""
+    own = CERTIFIED.encode()
+    names = (protocols - 1) * b"\0" + bytes([len(own)]) + own
+    alpn = len(names).to_bytes(2) + names
+    listed = b"\x0a\x0a\0\0" * extensions + b"\0\x10" + len(alpn).to_bytes(2) + alpn
+    body = b"\x03\x03" + bytes(32) + b"\0\0\x02\x13\x01\x01\0" + len(listed).to_bytes(2) + listed
+    hello = b"\x16\x03\x01" + (len(body) + 4).to_bytes(2) + b"\x01" + len(body).to_bytes(3) + body
+    seen = client_hello._fields(memoryview(hello))
+    assert sum(1 for _ in seen) == extensions + 1 + protocols
+    assert has_certificate(hello) == (extensions + 1 + protocols <= FIELDS_MAX)
