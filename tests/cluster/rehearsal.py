@@ -33,7 +33,8 @@ TOPIC, COPY = "events", "copied"
 PARTITIONS = 3
 BATCH_MAX = 20
 PRODUCER_PAUSE_SECONDS = 0.03
-READER_PAUSE_SECONDS = 0.1
+READER_PAUSES = 3
+"""A reader's pause is as long as so many of a producer."""
 LIMIT_SECONDS = 120.0
 """For any one step. It takes some seconds where nothing hangs."""
 LOOK_SECONDS = 0.05
@@ -47,8 +48,9 @@ STREAM = pathlib.Path(__file__).parent.parent / "spark" / "stream_program.py"
 class Library:
     """library_clients.py in a process of its own, with the library of a version."""
 
-    def __init__(self, version: Version, directory: pathlib.Path, notes: Notes) -> None:
+    def __init__(self, version: Version, directory: pathlib.Path, notes: Notes, pause_seconds: float) -> None:
         self.version = version
+        self._pause_seconds = pause_seconds
         self.notes = notes
         self.name = f"library-{version.name}".replace(" ", "-")
         self.producers = [f"{self.name}.{partition}" for partition in range(PARTITIONS)]
@@ -59,7 +61,7 @@ class Library:
 
     def start(self, urls: list[str]) -> None:
         command = [sys.executable, "-P", str(LIBRARY_CLIENTS), ",".join(urls), TOPIC, str(PARTITIONS)]
-        command += [self.name, str(PRODUCER_PAUSE_SECONDS)]
+        command += [self.name, str(self._pause_seconds)]
         environment = {**os.environ, **self.version.variables}
         with open(self._said, "wb") as said, open(self._log, "wb") as log:
             self._process = subprocess.Popen(
@@ -94,7 +96,8 @@ class Library:
 class Rehearsal:
     """`async with` starts agents of the first version, clients over HTTP, and one process with the library
     of each of `libraries`; at its end everything is stopped. `stream`: the version whose library a Spark
-    stream uses; None: there is none. `anomalies`: everything that should not have been."""
+    stream uses; None: there is none. `pause_seconds`: of each producer between two appends, on average.
+    `anomalies`: everything that should not have been."""
 
     def __init__(
         self,
@@ -104,6 +107,7 @@ class Rehearsal:
         *,
         seed: int = 0,
         stream: Version | None = None,
+        pause_seconds: float = PRODUCER_PAUSE_SECONDS,
     ) -> None:
         self.directory = directory
         self.first = first
@@ -117,9 +121,12 @@ class Rehearsal:
         self.cluster = f"upgrade-{secrets.token_hex(4)}"
         self._network = f"127.{secrets.randbelow(254) + 1}.{secrets.randbelow(254) + 1}"
         self.stream_version = stream
+        self._pause_seconds = pause_seconds
         self._rng = random.Random(seed)
         self._work = Workload(self.history, self._addresses, self._rng)
-        self._libraries = [Library(version, directory, Notes(self.history, TOPIC)) for version in libraries]
+        self._libraries = [
+            Library(version, directory, Notes(self.history, TOPIC), pause_seconds) for version in libraries
+        ]
         self._clients: list[Producer | Reader] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._clock: asyncio.Task[None] | None = None
@@ -223,15 +230,14 @@ class Rehearsal:
                 partition,
                 producer_id=f"{number + 1:032x}",
                 batch_max=BATCH_MAX,
-                pause_s=PRODUCER_PAUSE_SECONDS,
+                pause_s=self._pause_seconds,
                 arrow=number == 0,
             )
             clients.append(producer)
             for nearby in (False, True):
                 name = f"reader.{number}.{'local' if nearby else 'leader'}"
-                clients.append(
-                    Reader(self._work, name, partition, local=nearby, pause_s=READER_PAUSE_SECONDS)
-                )
+                pause_s = READER_PAUSES * self._pause_seconds
+                clients.append(Reader(self._work, name, partition, local=nearby, pause_s=pause_s))
         return clients
 
     def _start_stream(self, version: Version) -> None:

@@ -26,6 +26,9 @@ LOWEST, LEVEL = own_levels()
 FORMER = version_of_levels(LOWEST, LEVEL)
 LATER = version_of_levels(LOWEST, LEVEL + 1)
 TWO_ABOVE = version_of_levels(LEVEL + 2, LEVEL + 3)
+PAUSE_SECONDS = 0.1
+"""Of a producer: some fifty acknowledgements a second, so that none waits unseen. Most of what three agents
+compute in a minute are these appends; the campaign has three times as many."""
 HANGING_SECONDS = 20.0
 """Longer than any pause of a cluster that works, on a machine that does other work."""
 
@@ -80,7 +83,7 @@ def nobody_has_failed(url: str) -> bool:
 async def test_a_rolling_upgrade_there_and_back_disturbs_no_client(tmp_path: pathlib.Path) -> None:
     """Three agents become the later version one by one, the former again, the later again, while producers
     and readers work over HTTP and by the library. What the later level adds is refused until it is raised."""
-    async with Rehearsal(tmp_path, FORMER, [LATER], seed=1) as cluster:
+    async with Rehearsal(tmp_path, FORMER, [LATER], seed=1, pause_seconds=PAUSE_SECONDS) as cluster:
         for version in (LATER, FORMER, LATER):
             await cluster.roll(version)
             await everywhere(cluster, LEVEL)
@@ -110,7 +113,7 @@ async def test_what_an_upgrade_refuses(tmp_path: pathlib.Path) -> None:
     """The level stays while a former agent is down. Once it has risen the former version does not start,
     neither on its data nor empty, and neither does a version whose levels all lie above. The clients go on,
     and the agents that were refused leave nothing behind."""
-    async with Rehearsal(tmp_path, FORMER, [], seed=2) as cluster:
+    async with Rehearsal(tmp_path, FORMER, [], seed=2, pause_seconds=PAUSE_SECONDS) as cluster:
         down, *others = local.NAMES
         url = cluster.agent(others[0]).url
         for name in others:
