@@ -49,6 +49,7 @@ OWNERS = {
         "agent/service/broker.py",
         "agent/bootstrap/introduction.py",
         "agent/members/duplicate_identity.py",
+        "shoal/connector.py",
         "shoal/name_resolver.py",
         "shoal/client/http/failures.py",
         "shoal/client/http/requests.py",

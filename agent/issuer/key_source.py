@@ -140,9 +140,12 @@ async def fetch(url: str) -> bytes:
     """The body of the answer, whole. Raises KeySourceError within FETCH_S."""
     import aiohttp
 
+    from shoal.connector import EndingConnector
+
     try:
         async with (
             aiohttp.ClientSession(
+                connector=EndingConnector(),
                 timeout=aiohttp.ClientTimeout(total=FETCH_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,

@@ -20,6 +20,7 @@ from shoal.agent.log_lines.schema import about
 from shoal.agent.members.tags import TAG_BOOT_NONCE, TAG_URL
 from shoal.agent.process.errors import StartError
 from shoal.agent.security.agents_tls import OWN_TLS, context_for
+from shoal.connector import EndingConnector
 from shoal.membership.interface import Member, MemberEvent
 
 TIMEOUT_S = 2.0
@@ -58,7 +59,7 @@ async def agent_document(url: str) -> bytes:
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     context = context_for(url, OWN_TLS.get())
     async with (
-        aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
+        aiohttp.ClientSession(connector=EndingConnector(), timeout=timeout, trust_env=False) as session,
         session.get(f"{url}/v1/agent", allow_redirects=False, ssl=context or True) as response,
     ):
         return await response.content.read(MAX_ANSWER_BYTES)

@@ -21,9 +21,9 @@ from shoal.agent.http.admission.limits import MIB, HttpLimits
 from shoal.agent.http.core.cors import prepare
 from shoal.agent.interface import Admit
 from shoal.agent.security.agents_tls import AgentsTls, OtherScheme, context_for, in_the_open
+from shoal.connector import EndingConnector
 from shoal.errors import PROBLEM_MEDIA_TYPE, ShoalError
 from shoal.lookup import Lookup
-from shoal.name_resolver import NameResolver
 
 FORWARDED_BY = "Shoal-Forwarded-By"
 AUTHORIZATION = "Authorization"
@@ -110,7 +110,7 @@ class Forwarder:
         self._agent_id = agent_id
         self._tls = tls
         self._limits = limits
-        self._resolver = NameResolver(lookup or Lookup())
+        self._lookup = lookup or Lookup()
         self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._former: dict[aiohttp.ClientSession, asyncio.Task[None]] = {}
         """Those with requests that began before an agent moved, and what will close them."""
@@ -156,12 +156,8 @@ class Forwarder:
             all_agents, per_agent = (
                 (0, limits.forward_connections) if purpose == "exchange" else (limits.relay_connections, 0)
             )
-            connector = aiohttp.TCPConnector(
-                limit=all_agents,
-                limit_per_host=per_agent,
-                force_close=purpose == "anew",
-                resolver=self._resolver,
-                use_dns_cache=False,
+            connector = EndingConnector(
+                self._lookup, limit=all_agents, limit_per_host=per_agent, force_close=purpose == "anew"
             )
             session = aiohttp.ClientSession(
                 connector=connector,

@@ -27,10 +27,10 @@ from shoal.client.http.failures import error_of, failure_of
 from shoal.client.http.renewed import with_the_newest_token
 from shoal.client.http.routes import AgentList, Attempts, Failure, RetryPolicy, RouteTable, Verdict
 from shoal.client.http.wire import BrokenAnswer, UnknownLength, WholeAnswer, request_head
+from shoal.connector import EndingConnector
 from shoal.credentials import NO_CREDENTIALS, Credentials
 from shoal.errors import ClientClosed, ShoalError
 from shoal.lookup import Lookup
-from shoal.name_resolver import NameResolver
 from shoal.tls import client_context
 
 # No answer is larger than max_bytes of a read (64 MiB) and one batch above it.
@@ -170,11 +170,9 @@ class Cluster:
         is_open = any(url.startswith("http://") for url in self.agents.urls)
         self.schemes = ANY_SCHEME if is_open or self.credentials.token is None else SECURE_SCHEMES
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.config.connect_timeout_ms / 1_000)
-        # Without aiohttp's cache: a name that leads elsewhere is followed at the next connection.
-        connector = aiohttp.TCPConnector(
+        connector = EndingConnector(
+            self._lookup,
             limit=self.config.connections_max,
-            resolver=NameResolver(self._lookup),
-            use_dns_cache=False,
             ssl=self.tls() if self.credentials.has_files else True,
         )
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
