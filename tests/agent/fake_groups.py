@@ -1,6 +1,6 @@
 """Consumer groups of the in-memory brokers: the real fold and the real leader over a fake log.
 
-Every entry is committed at once. Time is the machine's and `shift_ms`, which a test may move.
+Every entry is committed at once. Time is the loop's and `shift_ms`, which a test may move.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from steady_loop import now_ms
 
 from shoal.agent.groups.entry import Begin, Decide, GroupOperation, Seek
 from shoal.agent.groups.fold import GroupFold
@@ -85,7 +87,7 @@ class FakeDelivery:
         """The limits of redrives."""
 
     def now_ms(self) -> int:
-        return time.monotonic_ns() // 1_000_000 + self.shift_ms
+        return now_ms() + self.shift_ms
 
     def append_us(self) -> int:
         return time.time_ns() // 1_000 + 1_000 * self.shift_ms
@@ -246,12 +248,12 @@ class FakeGroupBroker:
         self._raise_injected()
         entry = self._entry(topic.name, group.name)
         outcomes = self._delivery(topic, partition).act(entry, acts)
-        end_ms = time.monotonic() * 1_000 + wait_ms
+        end_ms = now_ms() + wait_ms
         while True:
             granted = self._delivery(topic, partition).receive(entry, wanted)
             if granted.refusal in ("too-many-consumers", "consumer-in-use"):
                 raise ShoalError(granted.refusal, "at this partition")  # type: ignore[arg-type]
-            if granted.delivered or time.monotonic() * 1_000 >= end_ms:
+            if granted.delivered or now_ms() >= end_ms:
                 return granted._replace(outcomes=outcomes)
             await asyncio.sleep(LOOK_SECONDS)
 
@@ -268,7 +270,7 @@ class FakeGroupBroker:
         entry = self._entry(topic.name, group.name)
         delivery = self._delivery(topic, partition)
         asked = delivery.leader(entry).ask(question, delivery.now_ms())
-        end_ms = time.monotonic() * 1_000 + wait_ms
+        end_ms = now_ms() + wait_ms
         promise: Promise | None = None
         try:
             while True:
@@ -281,7 +283,7 @@ class FakeGroupBroker:
                     }
                 )
                 promise = self.cluster.promises.pop((entry.key, partition, asked.number), None)
-                if promise is not None or time.monotonic() * 1_000 >= end_ms:
+                if promise is not None or now_ms() >= end_ms:
                     return promise
                 await asyncio.sleep(LOOK_SECONDS)
         finally:

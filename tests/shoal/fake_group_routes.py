@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -20,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 from aiohttp import web
 from fake_cluster import ARROW, FakeAgent, FakeCluster, FakePartition, FakeTopic, Fault
+from steady_loop import now_ms
 
 from shoal.agent.groups.entry import Seek
 from shoal.agent.groups.leader.group_leader import Decision, Refusal
@@ -55,7 +55,7 @@ class Desk(GroupDesk):
 
     def look_up(self) -> Desk:
         """Let time pass, let records come, and let another leader take over."""
-        self.now_ms = time.monotonic_ns() // 1_000_000
+        self.now_ms = now_ms()  # leases do not end while the process stands still
         rows = sum(batch.num_rows for batch in self.records.batches)
         if rows > len(self.feed.hashes):
             keys = [key for batch in self.records.batches for key in batch.column("key").to_pylist()]
@@ -308,12 +308,12 @@ class FakeGroups:
             agent.led(request)
             partitions = range(int(request.match_info["partition"]), int(request.match_info["partition"]) + 1)
         outcomes = self._outcomes(group, "ack", body.get("ack", []), {})
-        until = time.monotonic() + parse_duration_ms(body.get("wait", "0s")) / 1_000
+        until_ms = now_ms() + parse_duration_ms(body.get("wait", "0s"))
         self.waiting += 1
         try:
             while True:
                 found = self._next(group, partitions, body)
-                if isinstance(found, tuple) or time.monotonic() >= until:
+                if isinstance(found, tuple) or now_ms() >= until_ms:
                     break
                 await asyncio.sleep(STEP_S)
         finally:

@@ -137,8 +137,8 @@ def test_an_idle_stream_waits_at_the_agent(cluster: Cluster) -> None:
     assert start == ALL
     cluster.requests.clear()
     timer = threading.Timer(0.2, lambda: cluster.topics["flights"][2].append(2, 5))
-    timer.start()
     started = time.monotonic()
+    timer.start()
     assert stream.latest_offset(ALL, None) == {"flights": {"0": 10, "1": 30, "2": 5}}
     assert 0.15 < time.monotonic() - started < 25
     assert [path.partition("&")[0] for path in cluster.requests] == [

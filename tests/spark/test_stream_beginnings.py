@@ -123,8 +123,8 @@ def test_where_spark_tells_no_start_only_the_first_answer_is_at_once(
     assert not any("wait=" in path for path in cluster.requests)
     cluster.requests.clear()
     timer = threading.Timer(0.2, lambda: grow(cluster))
-    timer.start()
     started = time.monotonic()
+    timer.start()
     assert stream.latest_offset(None, None) == MORE
     assert 0.15 < time.monotonic() - started < 25
     assert [path.partition("&")[0] for path in cluster.requests] == [

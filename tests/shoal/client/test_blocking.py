@@ -12,11 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
+from aiohttp import web
 from blocking_fixtures import QUICK, fill, stored, wait_until
 from fake_cluster import FakeCluster, refuse, reset_after_storing
 
@@ -36,6 +37,8 @@ from shoal.client.http.routes import RetryPolicy
 from shoal.client.produce.delivery import Place
 from shoal.client.produce.producer import Delivered, batch_of
 
+HELD_MAX = 100
+"""Requests that wait for a word, with those that are sent again after their time."""
 IMPATIENT = ClientConfig(retry=RetryPolicy(total_ms=10_000), attempt_timeout_ms=5_000, first_contact_ms=100)
 
 
@@ -177,7 +180,14 @@ def test_batches_are_compressed_on_request(cluster: FakeCluster, client: Client,
 def test_a_full_buffer_blocks_and_then_says_so(cluster: FakeCluster, client: Client) -> None:
     """Backpressure: send waits; with a timeout it raises, and what it refused is not stored."""
     cluster.create("t", 1)
-    cluster.produce_delay_s = 0.3
+    go_on = threading.Event()
+
+    async def held(request: web.Request, proceed: Callable[[], Awaitable[web.Response]]) -> web.Response:
+        while not go_on.is_set():
+            await asyncio.sleep(0.01)
+        return await proceed()
+
+    cluster.faults.extend([held] * HELD_MAX)
     batching = BatchingConfig(
         linger_ms=0, batch_rows_max=50, batch_bytes_max=10_000, buffered_bytes_max=10_000
     )
@@ -193,7 +203,7 @@ def test_a_full_buffer_blocks_and_then_says_so(cluster: FakeCluster, client: Cli
         with pytest.raises(BufferFull, match="was not taken"):
             send_on()
         assert 0 < taken < 200
-        cluster.produce_delay_s = 0.0
+        go_on.set()
         producer.send(b"last")
     assert stored(cluster, "t") == [b"x" * 100] * taken + [b"last"]
 
