@@ -113,7 +113,7 @@ async def test_a_disk_that_runs_full_under_a_leader_loses_nothing() -> None:
         assert await consumers.receive(wanted("a", 2, request="r")) == first
         assert await consumers.act(ack(first, 0)) == (None,)
         disk.capacity_bytes += 2**30
-        await until(lambda: leader.host.has(GROUP) and leader.host.replica(GROUP) is not before)
+        await until(lambda: leader.host.open_replica(GROUP) not in (None, before))
         assert offsets(await consumers.receive(wanted("c"))) == [2, 3]
         assert await consumers.act(ack(first)) == (None,)
         await equal_folds(cluster)

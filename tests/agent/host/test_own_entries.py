@@ -72,7 +72,7 @@ async def test_a_full_disk_that_has_room_again_folds_anew() -> None:
         follower = next(node for node in cluster.nodes if not node.leads)
         before = follower.host.replica(GROUP)
         before.fail("disk-full", "this replica stopped: no space", DiskFull("no space"))
-        await until(lambda: follower.host.has(GROUP) and follower.host.replica(GROUP) is not before)
+        await until(lambda: follower.host.open_replica(GROUP) not in (None, before))
         await note(cluster, "two")
         await until(equal_logs(cluster))
         assert [texts(node) for node in cluster.nodes] == [["one", "two"]] * 3
