@@ -42,10 +42,12 @@ class Identity(NamedTuple):
 
 
 class PeerCertificate(NamedTuple):
-    """The other end, as TLS has proven it. `name`: its principal, from its URI name or its subject."""
+    """The other end, as TLS has proven it. `name`: its principal, from its URI name or its subject.
+    `expires_ms`: of the wall clock; None where nobody has said."""
 
     name: str
     is_agent: bool
+    expires_ms: int | None = None
 
 
 ASKED_CHARACTERS_MAX: Final = 256

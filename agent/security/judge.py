@@ -97,10 +97,11 @@ class Judge:
     def identify(
         self, authorization: str | None, certificate: PeerCertificate | None, now_ms: int
     ) -> Identity:
-        """A token counts before a certificate: an agent that passes a request on shows its client's. Raises
-        ShoalError unauthenticated."""
+        """A token counts before a certificate: an agent that passes a request on shows its client's. A
+        connection may outlive the certificate of its client, whose proof ends all the same; agents make
+        theirs anew. Raises ShoalError unauthenticated."""
+        self._latest_ms = latest_ms(self._latest_ms, now_ms)
         if authorization is not None:
-            self._latest_ms = latest_ms(self._latest_ms, now_ms)
             if authorization.startswith(SESSION_SCHEME):
                 return self._session(authorization.removeprefix(SESSION_SCHEME), self._latest_ms)
             try:
@@ -113,7 +114,13 @@ class Judge:
             return self._bearer(token, self._latest_ms)
         if certificate is None:
             return Identity(ANONYMOUS, Proof.NONE)
-        return Identity(certificate.name, Proof.AGENT if certificate.is_agent else Proof.CERTIFICATE)
+        if certificate.is_agent:
+            return Identity(certificate.name, Proof.AGENT)
+        expires_ms = certificate.expires_ms
+        if expires_ms is not None and self._latest_ms >= expires_ms:
+            text = "the certificate of this connection has expired: connect again with another one"
+            raise ShoalError("unauthenticated", text)
+        return Identity(certificate.name, Proof.CERTIFICATE, expires_ms)
 
     def _verifier(self) -> Verifier:
         if self._jwts is None:

@@ -9,6 +9,7 @@ and a reader of the second would take it for different ones.
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -61,19 +62,20 @@ class NameRules:
         uris = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
         if len(uris) > 1:
             raise NameFault("has more than one URI name")
+        ends_ms = _ends_ms(certificate)
         if not uris:
-            return PeerCertificate(_common_name(certificate), is_agent=False)
+            return PeerCertificate(_common_name(certificate), False, ends_ms)
         (uri,) = uris
         if len(uri) > URI_CHARACTERS_MAX or _PRINTABLE.fullmatch(uri) is None:
             raise NameFault(f"has a URI name over {URI_CHARACTERS_MAX} characters, or with a control in it")
         if self.is_agent(uri):
-            return PeerCertificate(uri, is_agent=True)
+            return PeerCertificate(uri, True, ends_ms)
         if not uri.lower().startswith(OWN_SCHEME):
-            return PeerCertificate(uri, is_agent=False)
+            return PeerCertificate(uri, False, ends_ms)
         name = uri.removeprefix(client_uri(self.cluster, ""))
         if name == uri or CLIENT_NAME.fullmatch(name) is None:
             raise NameFault(f"has a URI name that is none of cluster {self.cluster}")
-        return PeerCertificate(name, is_agent=False)
+        return PeerCertificate(name, False, ends_ms)
 
 
 def names_host(certificate: Mapping[str, Any], host: str) -> bool:
@@ -94,3 +96,8 @@ def _common_name(certificate: Mapping[str, Any]) -> str:
             "names nobody: a URI name is wanted, or one common name of letters, digits, dots, @, _ and -"
         )
     return str(names[0])
+
+
+def _ends_ms(certificate: Mapping[str, Any]) -> int | None:
+    ends = certificate.get("notAfter")
+    return None if ends is None else 1_000 * ssl.cert_time_to_seconds(ends)

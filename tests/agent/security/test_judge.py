@@ -126,6 +126,20 @@ def test_certificates_and_the_anonymous() -> None:
         assert not judge.may(identity, ADMINISTER, "")
 
 
+def test_a_clients_certificate_proves_nothing_once_it_has_expired() -> None:
+    """Though its connection is still open, and whatever the clock does then. Agents make theirs anew."""
+    world = World(put("bob", "topic:a=read"))
+    client = PeerCertificate("bob", is_agent=False, expires_ms=9_000_000)
+    identity = world.judge.identify(None, client, 8_999_999)
+    assert identity == Identity("bob", Proof.CERTIFICATE, 9_000_000)
+    for now_ms in (9_000_000, 8_999_999):
+        with pytest.raises(ShoalError, match="has expired") as refused:
+            world.judge.identify(None, client, now_ms)
+        assert refused.value.code == "unauthenticated"
+    agent = client._replace(is_agent=True)
+    assert world.judge.identify(None, agent, 9_000_000) == Identity("bob", Proof.AGENT)
+
+
 def test_roles_of_an_identity_count_beside_those_of_its_principal() -> None:
     """As a proof of another kind may bring them."""
     judge = World(PutRole("clerk", None, rules_from_texts(["topic:c=read"]), BY)).judge

@@ -55,6 +55,16 @@ def test_clients_are_called_by_their_uri_or_their_subject() -> None:
     assert RULES.peer(certificate("shoal://fish/client/anna", common_names=("b", "c"))).name == "anna"
 
 
+def test_the_end_of_a_certificate_is_told() -> None:
+    """Of agents and clients, by each kind of name."""
+    for names in (
+        certificate("shoal://fish/agent"), certificate("shoal://fish/client/anna"),
+        certificate("spiffe://a/b"), certificate(common_names=("anna",)),
+    ):  # fmt: skip
+        assert RULES.peer(names | {"notAfter": "Jan  5 09:34:43 2018 GMT"}).expires_ms == 1_515_144_883_000
+        assert RULES.peer(names).expires_ms is None
+
+
 @pytest.mark.parametrize(
     "refused",
     [
