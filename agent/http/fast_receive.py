@@ -30,12 +30,12 @@ from shoal.agent.http.core.context import Call, Context, partition_number
 from shoal.agent.http.core.dispatch import RouteTable
 from shoal.agent.http.core.doorkeeper import Asker, wall_ms
 from shoal.agent.http.core.forward import AUTHORIZATION
+from shoal.agent.http.core.handed_over import address_of
 from shoal.agent.http.core.leader import MOVING_CODES
 from shoal.agent.http.core.parameters import NO_QUERY
 from shoal.agent.http.core.problems import SERVER, date_text, problem_bytes
 from shoal.agent.http.core.request_quota import Meter
 from shoal.agent.http.core.respond import PIECE_BYTES, coalesced
-from shoal.agent.http.fast_refusal import address_of
 from shoal.agent.http.fetch.render import choose_media
 from shoal.agent.http.groups import receive
 from shoal.agent.http.groups.answer import Made

@@ -8,15 +8,15 @@ client that is refused a thousand times a second is to cost others little.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.agent.http.core.context import Context
 from shoal.agent.http.core.dispatch import RouteTable
 from shoal.agent.http.core.doorkeeper import FastAsking, wall_ms
+from shoal.agent.http.core.handed_over import address_of
 from shoal.agent.http.core.problems import problem_bytes
 from shoal.agent.http.witness import thing_of
-from shoal.agent.security.access import Identity
+from shoal.agent.security.access import Identity, Proof
 from shoal.agent.security.audit import happening
 from shoal.errors import ShoalError
 
@@ -47,8 +47,8 @@ class FastRefusals:
         why = doorkeeper.refusals.told.get(
             (request.authorization, front.certificate, request.operation, request.resource)
         )
-        if why is None:
-            return None
+        if why is None or (why.identity.proof is not Proof.NONE and not front.is_told(request)):
+            return None  # the ordinary way tells of a login first
         address = address_of(front.transport)
         error = doorkeeper.login_failed(
             why.error, front.certificate, address, shows_login=request.authorization is not None
@@ -71,9 +71,3 @@ class FastRefusals:
         operation = route.operation
         event = happening(identity, address, operation.name, thing_of(operation, arguments), error.code)
         trail.refused(event, now_ms)
-
-
-def address_of(transport: asyncio.Transport | None) -> str:
-    """The other end of a connection, as aiohttp names it; empty for a unix socket."""
-    peer = None if transport is None else transport.get_extra_info("peername")
-    return str(peer[0]) if isinstance(peer, tuple) else ""

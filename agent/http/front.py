@@ -19,7 +19,7 @@ from shoal.agent.http.admission.body_rate import too_slow
 from shoal.agent.http.admission.guard import Guard
 from shoal.agent.http.admission.limits import KIB
 from shoal.agent.http.admission.places import Place, wanted_place
-from shoal.agent.http.core.handed_over import Front, HandedOver
+from shoal.agent.http.core.handed_over import Front, HandedOver, address_of
 from shoal.agent.http.core.problems import problem_bytes
 from shoal.agent.http.fast_receive import Ended, FastReceive
 from shoal.agent.http.fast_refusal import Unpermitted
@@ -31,6 +31,7 @@ from shoal.agent.http.shared import Request, Shared
 from shoal.agent.log_lines.schema import about
 from shoal.agent.metrics.measures import NO_OPERATION
 from shoal.agent.security.access import PeerCertificate
+from shoal.agent.security.audit import ShownLogin
 from shoal.errors import ShoalError
 
 logger = logging.getLogger("shoal.http")
@@ -46,8 +47,25 @@ class Connection(Front):
     """One per connection."""
 
     __slots__ = (
-        "_append", "_appends", "_guess", "_handler", "_held_back", "_http", "_last", "_no_append", "_paused",
-        "_receive", "_receiving", "_rest", "_resumed", "_shared", "_since_ms", "_unread", "_window_bytes",
+        "_address",
+        "_append",
+        "_appends",
+        "_guess",
+        "_handler",
+        "_held_back",
+        "_http",
+        "_last",
+        "_no_append",
+        "_paused",
+        "_receive",
+        "_receiving",
+        "_rest",
+        "_resumed",
+        "_shared",
+        "_shown",
+        "_since_ms",
+        "_unread",
+        "_window_bytes",
         "transport",
     )  # fmt: skip
 
@@ -60,6 +78,7 @@ class Connection(Front):
         self.transport: asyncio.Transport | None = None
         self._handler: HandedOver | None = None  # aiohttp's, once a request went there
         self.under_way, self.meter, self.counted = False, None, None
+        self.address, self.shown = "", ShownLogin()
         self._paused = False  # the client does not read its answers
         self._held_back = False  # it was not read on, since it sends more than is held
         self._unread: bytearray | None = None  # of a connection whose place its head decides
@@ -79,7 +98,7 @@ class Connection(Front):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a place, or be refused at once, in a few bytes; or wait for the head to say whose it is."""
         assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport, self.address = transport, address_of(transport)
         if self._appends.context.waits.stopped:  # accepted when the server stopped listening
             self.close()
             return
@@ -213,7 +232,7 @@ class Connection(Front):
         start = request.lead_bytes - len(head)
         same = size >= len(head) and memory[start : request.lead_bytes] == head
         takes = not self._paused and self._http.state is ConnectionState.IDLE
-        takes = takes and self.doorkeeper.is_allowed(request, self.certificate)
+        takes = takes and self.doorkeeper.is_allowed(request, self.certificate) and self.is_told(request)
         if same and takes and self._admit(request, size - len(head)):
             self._http.begin(request)
             self._http.body_came(size - len(head))
@@ -233,7 +252,9 @@ class Connection(Front):
                 received = self._refuse(received)
             if received is not None:
                 head, request, body = received
-                if isinstance(request, FastRequest) and self._receive_append(head, request, body):
+                if isinstance(request, FastRequest | FastReceive | FastRow) and not self.is_told(request):
+                    self._hand_over(head + bytes(body))
+                elif isinstance(request, FastRequest) and self._receive_append(head, request, body):
                     pass
                 elif isinstance(request, FastReceive | FastRow) and self.may_begin(request, len(body)):
                     if isinstance(request, FastReceive) or not self._take_row(head, request, bytes(body)):

@@ -113,8 +113,8 @@ class Witness:
         name = None if certificate is None or certificate.is_agent else certificate.name
         logs_in = operation is MAKE_SESSION  # which is told each time, and has no session yet
         shown = request.headers.get(AUTHORIZATION) if logs_in else self._doorkeeper.presented(request.headers)
-        login = login_of(shown, name)
-        if login is None or (self._trail.knows_login(login, now_ms) and not logs_in):
+        login = login_of(shown, name, request.remote or "")
+        if login is None or (self._trail.login_known_until_ms(login, now_ms) and not logs_in):
             return
         identity = self._identity(request, certificate, operation)
         if identity.proof in LOGIN_PROOFS:

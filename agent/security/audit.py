@@ -9,6 +9,7 @@ carry the command's place in the catalog's log: two agents that tell of one tell
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import deque
 from collections.abc import Callable
@@ -45,9 +46,9 @@ CHANGES_LEFT_MS: Final = 5_000
 """So long an agent leaves them to the leader of the catalog, then it writes them too: a lost leader may not
 have, and the next one may be new and know nothing of them."""
 LOGIN_AGAIN_MS: Final = 900_000
-"""A credential that is used all the time is one login in so long at each agent."""
+"""A credential that an address uses all the time is one login in so long at each agent."""
 LOGINS_MAX: Final = 4_096
-"""Remembered credentials. When full they are forgotten, not searched: each is told once more."""
+"""Remembered. When full they are forgotten, not searched: each is told once more."""
 TEXT_CHARACTERS_MAX: Final = 256
 """Of one field: names of topics and groups have no more, and a path of a client may have any number."""
 OTHER_ADDRESSES: Final = "others"
@@ -57,7 +58,7 @@ _SECRET_NAME_END: Final = len("shoal_xxxxxxxx")
 
 LOGIN_PROOFS: Final = frozenset((Proof.TOKEN, Proof.JWT, Proof.SESSION, Proof.CERTIFICATE))
 Login: TypeAlias = bytes
-"""The digest of a credential: itself it is kept nowhere."""
+"""The digest of a credential and of the address that uses it: itself it is kept nowhere."""
 
 
 class Happening(NamedTuple):
@@ -137,10 +138,12 @@ class AuditTrail:
         self._logins[login] = now_ms
         self._write("login", event, now_ms, UNASKED_MAX)
 
-    def knows_login(self, login: Login, now_ms: int) -> bool:
-        """Whether it was told not long ago. A clock that has gone back counts as a while."""
+    def login_known_until_ms(self, login: Login, now_ms: int) -> int:
+        """When it has to be told again; 0: now, for it was not told, or long ago. A clock that has gone back
+        counts as a while."""
         told_ms = self._logins.get(login)
-        return told_ms is not None and 0 <= now_ms - told_ms < LOGIN_AGAIN_MS
+        is_known = told_ms is not None and 0 <= now_ms - told_ms < LOGIN_AGAIN_MS
+        return told_ms + LOGIN_AGAIN_MS if told_ms is not None and is_known else 0
 
     def committed(self, place: Place, command: SecurityCommand, told_ms: int) -> None:
         """The catalog has taken a command."""
@@ -218,17 +221,44 @@ class AuditTrail:
             self.on_news()
 
 
+class ShownLogin:
+    """The login that a connection has shown last, and until when the audit need not hear of it again."""
+
+    __slots__ = ("_authorization", "_until_ms")
+
+    def __init__(self) -> None:
+        self._authorization: str | None = None
+        self._until_ms = 0.0
+
+    def is_told(
+        self,
+        trail: AuditTrail,
+        authorization: str | None,
+        certificate: str | None,
+        address: str,
+        now_ms: float,
+    ) -> bool:
+        """Whether the audit knows this one, or there is none."""
+        if authorization is self._authorization and now_ms < self._until_ms:
+            return True  # asked by each request: the text is the same object where its head is remembered
+        login = login_of(authorization, certificate, address)
+        self._authorization = authorization
+        self._until_ms = math.inf if login is None else trail.login_known_until_ms(login, int(now_ms))
+        return self._until_ms > 0
+
+
 def shortened(text: str) -> str:
     """Without secrets: a token in the path of a request is shown by its id."""
     return _SECRET.sub(lambda found: found[0][:_SECRET_NAME_END], text)[:TEXT_CHARACTERS_MAX]
 
 
-def login_of(authorization: str | None, certificate: str | None) -> Login | None:
-    """The credential of a request by its digest; None where it shows none. `certificate`: its principal."""
+def login_of(authorization: str | None, certificate: str | None, address: str) -> Login | None:
+    """The credential of a request, and where it is used, by their digest; None where it shows none.
+    `certificate`: its principal."""
     if authorization is None and certificate is None:
         return None
     shown = f"certificate {certificate}" if authorization is None else f"header {authorization}"
-    return blake2b(shown.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+    return blake2b(f"{address} {shown}".encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def happening(identity: Identity, address: str, operation: str, resource: str, outcome: str) -> Happening:

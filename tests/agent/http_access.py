@@ -104,8 +104,9 @@ class Wire:
         self._writer = writer
 
     @classmethod
-    async def open(cls, port: int) -> Wire:
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
+    async def open(cls, port: int, source: str = "127.0.0.1") -> Wire:
+        """`source`: the address that it comes from, of this host."""
+        return cls(*await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0)))
 
     async def ask(self, line: str, headers: Iterable[tuple[str, str]] = (), body: bytes = b"") -> Reply:
         """The answer to one request; without its body where that has no end."""

@@ -25,7 +25,7 @@ from shoal.agent.http.api.session_operations import MAKE_SESSION
 from shoal.agent.http.core.forward import AUTHORIZATION, FORWARDED_BY, PRINCIPAL
 from shoal.agent.http.core.request_quota import FAILED_LOGINS, Counted, Meter, Metered, Meters, metered_by
 from shoal.agent.security.access import ANONYMOUS, Access, Identity, PeerCertificate, Proof
-from shoal.agent.security.audit import AUDIT_TOPIC, AuditTrail, login_of
+from shoal.agent.security.audit import AUDIT_TOPIC, AuditTrail, ShownLogin
 from shoal.agent.security.failed_logins import FailedLogins
 from shoal.agent.security.judge import latest_ms
 from shoal.agent.security.needs import Action, Need, ResourceKind
@@ -286,8 +286,8 @@ class Doorkeeper:
         return asked not in self.refusals.told and self._judge(asked, request)
 
     def _judge(self, asked: Asked, request: FastAsking) -> bool:
-        """Whether it may go a fast way; remembered either way. The ordinary way judges agents, logins of
-        which the audit is to be told, and where the Access is not ready: these are not remembered."""
+        """Whether it may go a fast way; remembered either way. The ordinary way judges agents, and where the
+        Access is not ready: these are not remembered."""
         access, (authorization, certificate, _, resource) = self.access, asked
         if certificate is not None and certificate.is_agent:
             return False
@@ -300,10 +300,6 @@ class Doorkeeper:
             if error.code == NOT_READY:
                 return False
             refused = error
-        if self.trail is not None and identity.proof is not Proof.NONE:
-            login = login_of(authorization, None if certificate is None else certificate.name)
-            if login is not None and not self.trail.knows_login(login, int(self._now_ms)):
-                return False
         if refused is not None:
             self.refusals.remember(asked, identity, refused)
             return False
@@ -348,6 +344,16 @@ class Doorkeeper:
         if not ignores_session:
             credentials = self._with_session(credentials, headers, OtherNeed.CREDENTIALS, "")
         return identified(self.access, credentials, OtherNeed.CREDENTIALS, "")
+
+    def is_told(
+        self, request: FastAsking, certificate: PeerCertificate | None, address: str, shown: ShownLogin
+    ) -> bool:
+        """Whether the audit knows of the login of a request that is_allowed has judged. Where not, the
+        ordinary way tells it. `shown`: the last one of its connection, which becomes this one."""
+        if self.trail is None:
+            return True
+        name = None if certificate is None else certificate.name
+        return shown.is_told(self.trail, request.authorization, name, address, self._now_ms)
 
     def _look(self) -> None:
         """Void the verdicts of another version or second, and read the clock: once a turn of the loop, since

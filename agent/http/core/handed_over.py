@@ -20,6 +20,7 @@ from shoal.agent.http.core.problems import not_a_request, parsers_words, problem
 from shoal.agent.http.core.request_quota import Hold, Meter
 from shoal.agent.metrics.measures import NO_OPERATION, HttpMeasures
 from shoal.agent.security.access import PeerCertificate
+from shoal.agent.security.audit import ShownLogin
 from shoal.errors import ShoalError
 
 logger = logging.getLogger("shoal.http")
@@ -33,17 +34,25 @@ class Front(asyncio.BufferedProtocol):
     is with its handler. `measures`: where answers are counted. `certificate`: of the other end, as TLS has
     proven it; None without TLS or a certificate. `doorkeeper`: asked for quotas. `meter`: of a fast request
     under way whose principal has some. `counted`: for the principal whose quota of connections it takes.
-    `guard`: what each answer tells a browser."""
+    `guard`: what each answer tells a browser. `address`: of the other end. `shown`: its last login."""
 
-    __slots__ = ("certificate", "counted", "doorkeeper", "guard", "measures", "meter", "under_way")
+    __slots__ = (
+        "address", "certificate", "counted", "doorkeeper", "guard", "measures", "meter", "shown", "under_way"
+    )  # fmt: skip
 
+    address: str
     certificate: PeerCertificate | None
     counted: Hold | None
     doorkeeper: Doorkeeper
     guard: Guard
     measures: HttpMeasures
     meter: Meter | None
+    shown: ShownLogin
     under_way: bool
+
+    def is_told(self, request: FastAsking) -> bool:
+        """Whether the audit knows that the credential of a fast request is used from here."""
+        return self.doorkeeper.is_told(request, self.certificate, self.address, self.shown)
 
     def may_begin(self, request: FastAsking, here: int | None = None) -> bool:
         """Whether a fast request of whose body so much is here, or all of it, has its quota."""
@@ -125,3 +134,9 @@ class HandedOver(web.RequestHandler):
         response = problem_response(error, close=True)
         self.front.guard.stand_in(response)
         return response
+
+
+def address_of(transport: asyncio.Transport | None) -> str:
+    """The other end of a connection, as aiohttp names it; empty for a unix socket."""
+    peer = None if transport is None else transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""

@@ -10,13 +10,14 @@ import pytest
 from http_access import Wire
 from http_audit import AGENT, FORWARDED, SECRET, World, world
 
+from shoal.agent.http import witness
 from shoal.agent.http.api.operation import Operation
 from shoal.agent.http.app import PARTS
-from shoal.agent.http.core import waits
+from shoal.agent.http.core import doorkeeper, waits
 from shoal.agent.http.docs.openapi import Description
 from shoal.agent.http.witness import COMMANDED, is_change
 from shoal.agent.security.access import PeerCertificate
-from shoal.agent.security.audit import REFUSALS_PER_SECOND_MAX
+from shoal.agent.security.audit import LOGIN_AGAIN_MS, REFUSALS_PER_SECOND_MAX
 from shoal.errors import ShoalError
 
 
@@ -70,6 +71,33 @@ async def test_a_login_is_told_once_and_its_requests_are_not() -> None:
     ]
     assert records[2]["address"] == "127.0.0.1"
     assert records[2]["principal"] == "of-other"
+
+
+@pytest.mark.parametrize("body", [b"v", b"{}"], ids=["append", "receive"])
+async def test_a_login_from_another_address_is_another_one(body: bytes) -> None:
+    """A stolen token shows itself by where it is used from, though its owner uses it all the time. So it does
+    a quarter of an hour later, on a connection that is still open."""
+    async with world() as found:
+        found.agent.broker.cluster.create("orders")
+        rules = ("topic:orders=write", "group:orders/billing=consume,manage")
+        some = ("Authorization", found.access.give("some", *rules))
+        line = "POST /v1/topics/orders/" + ("records" if body == b"v" else "groups/billing/receive")
+        headers = [some, *([("Content-Type", "application/json")] if body == b"{}" else [])]
+        wires = [await Wire.open(found.agent.port, source) for source in ("127.0.0.1", "127.0.0.2")]
+        for wire in (*wires, *wires, *wires):
+            assert (await wire.ask(line, headers, body)).status == 200
+        logins = [record for record in found.told() if record["kind"] == "login"]
+        assert [record["address"] for record in logins] == ["127.0.0.1", "127.0.0.2"]
+        keeper = found.agent.runner.context.doorkeeper
+        now_ms = keeper._now_ms + LOGIN_AGAIN_MS
+        with pytest.MonkeyPatch.context() as patch:
+            for place in (doorkeeper, witness):
+                patch.setattr(place, "wall_ms", lambda: now_ms)
+            for _ in range(3):
+                assert (await wires[1].ask(line, headers, body)).status == 200
+        assert [record["address"] for record in found.told()] == ["127.0.0.2"]
+        for wire in wires:
+            wire.close()
 
 
 async def test_logins_of_browsers_are_told_each_time() -> None:

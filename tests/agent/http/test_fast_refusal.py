@@ -109,10 +109,10 @@ async def test_what_is_not_plainly_refused_goes_the_ordinary_way(refused: list[b
         bare = ("Authorization", found.access.give("bare"))
         assert (await asked(found, WRITES, (writer,), b"v")).status == 200
         assert (await asked(found, WRITES, (bare,), b"v")).status == 403
-        assert refused == [False, False]
+        assert refused == [False]  # the other may: the front asks the audit
         assert [record["kind"] for record in told(found)][-3:] == ["login", "login", "refusal"]
         assert (await asked(found, WRITES, (bare,), b"v")).status == 403
-        assert refused == [False, False, True]
+        assert refused == [False, True]
         wire = await Wire.open(found.agent.port)
         await wire.send(WRITES, (bare, ("Content-Length", "2")), b"v")
         wire.send_more(b"w")

@@ -18,6 +18,7 @@ from shoal.agent.security.audit import (
     TEXT_CHARACTERS_MAX,
     AuditTrail,
     Happening,
+    ShownLogin,
     happening,
     login_of,
     told,
@@ -156,18 +157,50 @@ def test_no_flood_leaves_out_a_change(flood: str) -> None:
 def test_a_login_is_told_once_in_a_while() -> None:
     """By the digest of its credential, at most so many of which are remembered; a clock may go back."""
     trail = AuditTrail("herring")
-    login = login_of(f"Bearer {TOKEN.reveal()}", None)
+    login = login_of(f"Bearer {TOKEN.reveal()}", None, "10.0.0.7")
     assert login is not None
-    assert login != login_of(None, TOKEN.reveal())
-    assert login_of(None, None) is None
-    assert not trail.knows_login(login, NOW_MS)
+    assert login != login_of(None, TOKEN.reveal(), "10.0.0.7")
+    assert login != login_of(f"Bearer {TOKEN.reveal()}", None, "10.0.0.8")
+    assert login_of(None, None, "10.0.0.7") is None
+    assert not trail.login_known_until_ms(login, NOW_MS)
     trail.logged_in(login, event(outcome="done"), NOW_MS)
-    assert trail.knows_login(login, NOW_MS + LOGIN_AGAIN_MS - 1)
-    assert not trail.knows_login(login, NOW_MS + LOGIN_AGAIN_MS)
-    assert not trail.knows_login(login, NOW_MS - 1)
+    assert trail.login_known_until_ms(login, NOW_MS + LOGIN_AGAIN_MS - 1) == NOW_MS + LOGIN_AGAIN_MS
+    assert not trail.login_known_until_ms(login, NOW_MS + LOGIN_AGAIN_MS)
+    assert not trail.login_known_until_ms(login, NOW_MS - 1)
     for number in range(LOGINS_MAX):
         trail.logged_in(number.to_bytes(16, "big"), event(outcome="done"), NOW_MS)
-    assert not trail.knows_login(login, NOW_MS)
+    assert not trail.login_known_until_ms(login, NOW_MS)
+
+
+def test_a_connection_asks_whether_its_login_is_told_and_remembers_it() -> None:
+    """Until it has to be told again, or another credential is shown; who shows none has none to tell."""
+    trail, shown = AuditTrail("herring"), ShownLogin()
+    asked: list[int] = []
+    known_until_ms = trail.login_known_until_ms
+
+    def is_told(authorization: str | None, now_ms: int, certificate: str | None = None) -> bool:
+        return shown.is_told(trail, authorization, certificate, "10.0.0.7", now_ms)
+
+    def noted(login: bytes, now_ms: int) -> int:
+        asked.append(now_ms)
+        return known_until_ms(login, now_ms)
+
+    trail.login_known_until_ms = noted  # type: ignore[method-assign]
+    first, second = "Bearer first", "Bearer second"
+    assert is_told(None, NOW_MS)
+    assert asked == []
+    assert not is_told(first, NOW_MS)
+    assert not is_told(first, NOW_MS)
+    login = login_of(first, None, "10.0.0.7")
+    assert login is not None
+    trail.logged_in(login, event(outcome="done"), NOW_MS)
+    asked.clear()
+    assert all(is_told(first, NOW_MS + passed_ms) for passed_ms in (1, 2, LOGIN_AGAIN_MS - 1))
+    assert asked == [NOW_MS + 1]
+    assert not is_told(first, NOW_MS + LOGIN_AGAIN_MS)
+    assert not is_told(second, NOW_MS + 1)
+    assert is_told(first, NOW_MS + 3)
+    assert not is_told(None, NOW_MS + 3, "ann")
 
 
 def test_no_record_has_a_token_or_a_text_without_end() -> None:
