@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import logging
+import pathlib
 import sys
 import threading
 import warnings
@@ -177,6 +178,24 @@ def test_a_line_that_does_not_fit_its_text_says_so() -> None:
 def test_lines_without_a_stated_event_have_one_of_their_text(template: str, event: str) -> None:
     """The words that stay the same."""
     assert slug(template) == event
+
+
+def test_lines_go_to_standard_error_and_nowhere_else(
+    capfd: pytest.CaptureFixture[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file, no socket: whoever starts the agent decides where they end."""
+    monkeypatch.chdir(tmp_path)
+    take_back = install("json", "info")
+    try:
+        logger.warning("hello")
+        (handler,) = logging.getLogger().handlers
+    finally:
+        take_back()
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert json.loads(told.err)["message"] == "hello"
+    assert list(tmp_path.iterdir()) == []
+    assert handler not in logging.getLogger().handlers
 
 
 def test_text_is_for_people_and_a_message_is_one_line_of_it() -> None:

@@ -126,6 +126,18 @@ def test_certificates_and_the_anonymous() -> None:
         assert not judge.may(identity, ADMINISTER, "")
 
 
+def test_a_new_cluster_has_nobody_who_may_do_anything() -> None:
+    """By no name that other systems begin with, and not without one; agents aside."""
+    judge = Judge(Security)
+    assert (Security().principals, Security().roles) == ({}, {})
+    nobody = [judge.identify(None, None, 0)]
+    for name in (ANONYMOUS, BOOTSTRAP, "admin", "operator", "root", "sa", "shoal"):
+        nobody.append(judge.identify(None, PeerCertificate(name, is_agent=False), 0))
+    for identity, kind in itertools.product(nobody, ACTIONS):
+        assert not judge.has_rules(identity)
+        assert not any(judge.may(identity, Need(action, kind), "a") for action in ACTIONS[kind])
+
+
 def test_a_clients_certificate_proves_nothing_once_it_has_expired() -> None:
     """Though its connection is still open, and whatever the clock does then. Agents make theirs anew."""
     world = World(put("bob", "topic:a=read"))
