@@ -330,7 +330,8 @@ def seal(session: BrowserSession, key: SessionKey) -> str:
         session.made_at,
         session.expires_ms,
     ]
-    payload = _base64(json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode())
+    text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
+    payload = _base64(text.encode(errors="surrogatepass"))  # as json.loads() reads it: an issuer names roles
     sealed = f"shoals_{key.id}.{payload}.{_seal_of(payload, key)}"
     if len(sealed) > SEALED_CHARACTERS_MAX:
         raise SessionError(

@@ -364,6 +364,17 @@ def test_a_session_of_the_first_token_counts_until_there_is_an_administrator() -
     assert not world.judge.may(identity, ADMINISTER, "")
 
 
+@pytest.mark.parametrize("role", ["schlüssel", "\ud800"], ids=["of other letters", "half of a pair"])
+def test_roles_that_do_not_exist_are_sealed_whatever_they_are_called(role: str) -> None:
+    """An issuer has names of its own, and they grant nothing here."""
+    verifier = Verifier(Issuer(ISSUER, "shoal-fish", roles_claim="roles"))
+    verifier.use(keys_from(key_set("P-256")))
+    world = World(jwts=verifier)
+    sealed, identity = world.login(signed(claims(roles=[role])))
+    assert world.identify(sealed) == identity
+    assert identity.roles == (role,)
+
+
 def test_a_session_of_a_jwt_ends_with_it_and_with_its_key() -> None:
     """It has the JWT's roles. Another issuer's settings end it, too."""
     issuer = Issuer(ISSUER, "shoal-fish", roles_claim="roles")
