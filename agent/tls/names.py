@@ -100,4 +100,7 @@ def _common_name(certificate: Mapping[str, Any]) -> str:
 
 def _ends_ms(certificate: Mapping[str, Any]) -> int | None:
     ends = certificate.get("notAfter")
-    return None if ends is None else 1_000 * ssl.cert_time_to_seconds(ends)
+    try:
+        return None if ends is None else 1_000 * ssl.cert_time_to_seconds(ends)
+    except ValueError:
+        raise NameFault("has an end that is no time") from None

@@ -63,6 +63,8 @@ def test_the_end_of_a_certificate_is_told() -> None:
     ):  # fmt: skip
         assert RULES.peer(names | {"notAfter": "Jan  5 09:34:43 2018 GMT"}).expires_ms == 1_515_144_883_000
         assert RULES.peer(names).expires_ms is None
+        with pytest.raises(NameFault, match="no time"):
+            RULES.peer(names | {"notAfter": "Bad time value"})
 
 
 @pytest.mark.parametrize(
