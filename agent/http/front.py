@@ -19,7 +19,7 @@ from shoal.agent.http.admission.body_rate import too_slow
 from shoal.agent.http.admission.guard import Guard
 from shoal.agent.http.admission.limits import KIB
 from shoal.agent.http.admission.places import Place, wanted_place
-from shoal.agent.http.core.handed_over import Front, HandedOver, address_of
+from shoal.agent.http.core.handed_over import Front, HandedOver
 from shoal.agent.http.core.problems import problem_bytes
 from shoal.agent.http.fast_receive import Ended, FastReceive
 from shoal.agent.http.fast_refusal import Unpermitted
@@ -31,7 +31,6 @@ from shoal.agent.http.shared import Request, Shared
 from shoal.agent.log_lines.schema import about
 from shoal.agent.metrics.measures import NO_OPERATION
 from shoal.agent.security.access import PeerCertificate
-from shoal.agent.security.audit import ShownLogin
 from shoal.errors import ShoalError
 
 logger = logging.getLogger("shoal.http")
@@ -78,7 +77,6 @@ class Connection(Front):
         self.transport: asyncio.Transport | None = None
         self._handler: HandedOver | None = None  # aiohttp's, once a request went there
         self.under_way, self.meter, self.counted = False, None, None
-        self.address, self.shown = "", ShownLogin()
         self._paused = False  # the client does not read its answers
         self._held_back = False  # it was not read on, since it sends more than is held
         self._unread: bytearray | None = None  # of a connection whose place its head decides
@@ -98,7 +96,8 @@ class Connection(Front):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a place, or be refused at once, in a few bytes; or wait for the head to say whose it is."""
         assert isinstance(transport, asyncio.Transport)
-        self.transport, self.address = transport, address_of(transport)
+        self.transport = transport
+        self.came_from(transport)
         if self._appends.context.waits.stopped:  # accepted when the server stopped listening
             self.close()
             return

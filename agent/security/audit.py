@@ -222,11 +222,13 @@ class AuditTrail:
 
 
 class ShownLogin:
-    """The login that a connection has shown last, and until when the audit need not hear of it again."""
+    """The login that a connection has shown last, and until when the audit need not hear of it again.
+    `address`: of its other end."""
 
-    __slots__ = ("_authorization", "_until_ms")
+    __slots__ = ("_address", "_authorization", "_until_ms")
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        self._address = address
         self._authorization: str | None = None
         self._until_ms = 0.0
 
@@ -235,13 +237,12 @@ class ShownLogin:
         trail: AuditTrail,
         authorization: str | None,
         certificate: str | None,
-        address: str,
         now_ms: float,
     ) -> bool:
         """Whether the audit knows this one, or there is none."""
         if authorization is self._authorization and now_ms < self._until_ms:
             return True  # asked by each request: the text is the same object where its head is remembered
-        login = login_of(authorization, certificate, address)
+        login = login_of(authorization, certificate, self._address)
         self._authorization = authorization
         self._until_ms = math.inf if login is None else trail.login_known_until_ms(login, int(now_ms))
         return self._until_ms > 0

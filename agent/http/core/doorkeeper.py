@@ -345,15 +345,13 @@ class Doorkeeper:
             credentials = self._with_session(credentials, headers, OtherNeed.CREDENTIALS, "")
         return identified(self.access, credentials, OtherNeed.CREDENTIALS, "")
 
-    def is_told(
-        self, request: FastAsking, certificate: PeerCertificate | None, address: str, shown: ShownLogin
-    ) -> bool:
+    def is_told(self, request: FastAsking, certificate: PeerCertificate | None, shown: ShownLogin) -> bool:
         """Whether the audit knows of the login of a request that is_allowed has judged. Where not, the
         ordinary way tells it. `shown`: the last one of its connection, which becomes this one."""
         if self.trail is None:
             return True
         name = None if certificate is None else certificate.name
-        return shown.is_told(self.trail, request.authorization, name, address, self._now_ms)
+        return shown.is_told(self.trail, request.authorization, name, self._now_ms)
 
     def _look(self) -> None:
         """Void the verdicts of another version or second, and read the clock: once a turn of the loop, since

@@ -34,13 +34,12 @@ class Front(asyncio.BufferedProtocol):
     is with its handler. `measures`: where answers are counted. `certificate`: of the other end, as TLS has
     proven it; None without TLS or a certificate. `doorkeeper`: asked for quotas. `meter`: of a fast request
     under way whose principal has some. `counted`: for the principal whose quota of connections it takes.
-    `guard`: what each answer tells a browser. `address`: of the other end. `shown`: its last login."""
+    `guard`: what each answer tells a browser. `shown`: its last login."""
 
     __slots__ = (
-        "address", "certificate", "counted", "doorkeeper", "guard", "measures", "meter", "shown", "under_way"
+        "certificate", "counted", "doorkeeper", "guard", "measures", "meter", "shown", "under_way"
     )  # fmt: skip
 
-    address: str
     certificate: PeerCertificate | None
     counted: Hold | None
     doorkeeper: Doorkeeper
@@ -50,9 +49,13 @@ class Front(asyncio.BufferedProtocol):
     shown: ShownLogin
     under_way: bool
 
+    def came_from(self, transport: asyncio.Transport) -> None:
+        """The connection is there."""
+        self.shown = ShownLogin(address_of(transport))
+
     def is_told(self, request: FastAsking) -> bool:
         """Whether the audit knows that the credential of a fast request is used from here."""
-        return self.doorkeeper.is_told(request, self.certificate, self.address, self.shown)
+        return self.doorkeeper.is_told(request, self.certificate, self.shown)
 
     def may_begin(self, request: FastAsking, here: int | None = None) -> bool:
         """Whether a fast request of whose body so much is here, or all of it, has its quota."""

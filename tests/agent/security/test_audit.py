@@ -174,12 +174,12 @@ def test_a_login_is_told_once_in_a_while() -> None:
 
 def test_a_connection_asks_whether_its_login_is_told_and_remembers_it() -> None:
     """Until it has to be told again, or another credential is shown; who shows none has none to tell."""
-    trail, shown = AuditTrail("herring"), ShownLogin()
+    trail, shown = AuditTrail("herring"), ShownLogin("10.0.0.7")
     asked: list[int] = []
     known_until_ms = trail.login_known_until_ms
 
     def is_told(authorization: str | None, now_ms: int, certificate: str | None = None) -> bool:
-        return shown.is_told(trail, authorization, certificate, "10.0.0.7", now_ms)
+        return shown.is_told(trail, authorization, certificate, now_ms)
 
     def noted(login: bytes, now_ms: int) -> int:
         asked.append(now_ms)
