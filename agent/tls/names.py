@@ -62,7 +62,11 @@ class NameRules:
         uris = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "URI"]
         if len(uris) > 1:
             raise NameFault("has more than one URI name")
-        ends_ms = _ends_ms(certificate)
+        ends = certificate.get("notAfter")
+        try:
+            ends_ms = None if ends is None else 1_000 * ssl.cert_time_to_seconds(ends)
+        except ValueError:
+            raise NameFault("has an end that is no time") from None
         if not uris:
             return PeerCertificate(_common_name(certificate), False, ends_ms)
         (uri,) = uris
@@ -96,11 +100,3 @@ def _common_name(certificate: Mapping[str, Any]) -> str:
             "names nobody: a URI name is wanted, or one common name of letters, digits, dots, @, _ and -"
         )
     return str(names[0])
-
-
-def _ends_ms(certificate: Mapping[str, Any]) -> int | None:
-    ends = certificate.get("notAfter")
-    try:
-        return None if ends is None else 1_000 * ssl.cert_time_to_seconds(ends)
-    except ValueError:
-        raise NameFault("has an end that is no time") from None
