@@ -6,6 +6,7 @@ Law of this file: they ask at a steady pace, from a process of their own, whatev
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import socket
@@ -48,7 +49,9 @@ def rows(bench: Bench) -> list[Row]:
         refused = [benchmarks_tokens.single(agent.url, other) for other in (unknown, idle)]
         found, sent = _by_turns(bench, asked, refused)
     name = f"single-record POST of others, {statistics.median(sent):,.0f} refused a second"
-    return benchmarks_tokens.beside(name, found, "nobody refused", BAR)
+    rate, processor = benchmarks_tokens.beside(name, found, "nobody refused", BAR)
+    # A thousand a second weigh more where others leave the agent less of a processor: no bar for that.
+    return [rate, dataclasses.replace(processor, goal=None)]
 
 
 def _by_turns(
