@@ -102,7 +102,7 @@ class AuditTrail:
         self._windows: dict[str, RefusalWindow] = {}
         self._logins: dict[Login, int] = {}
         self._overflowed = 0
-        self.changes: deque[SecurityChange] = deque(maxlen=CHANGES_MAX)
+        self.changes: deque[SecurityChange] = deque()
         """In the order of the log."""
         self.written = 0
         self.left_out = 0
@@ -146,7 +146,11 @@ class AuditTrail:
         return told_ms + LOGIN_AGAIN_MS if told_ms is not None and is_known else 0
 
     def committed(self, place: Place, command: SecurityCommand, told_ms: int) -> None:
-        """The catalog has taken a command."""
+        """The catalog has taken a command. Of too many the oldest is left out: the catalog has it."""
+        if len(self.changes) >= CHANGES_MAX:
+            self.changes.popleft()
+            self._overflowed += 1
+            self.left_out += 1
         self.changes.append(SecurityChange(place, told_ms, change_text(place, command)))
         self._tell()
 

@@ -246,11 +246,14 @@ def test_a_committed_command_is_told_alike_by_every_agent(
 
 
 def test_committed_commands_are_kept_in_a_bounded_number() -> None:
-    """By agents that have no topic for them."""
+    """By agents that have no topic for them; what is left out is counted, and told once there is one."""
     trail = AuditTrail("herring")
     for number in range(CHANGES_MAX + 5):
         trail.committed((0, number), PutRole("clerk", None, (), BY), number)
     assert [change.place[1] for change in trail.changes] == list(range(5, CHANGES_MAX + 5))
+    assert trail.left_out == 5
+    [told] = trail.take(NOW_MS, 10)
+    assert (json.loads(told)["kind"], json.loads(told)["count"]) == ("left-out", 5)
 
 
 def test_each_record_wakes_the_one_that_writes_it() -> None:
