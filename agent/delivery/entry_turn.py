@@ -202,7 +202,6 @@ class EntryTurn:
             before = group.requests.find(wanted.consumer, wanted.request)
             assert before is not None, found
             time_us = before.time_us
-            request.repeated = True
         refusal = "" if found.delivered else "empty"  # all of a repeated answer may be done
         granted = Granted(
             found.delivered, found.delivery, group.generation, time_us, refusal, tuple(request.outcomes)

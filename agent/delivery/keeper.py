@@ -162,14 +162,13 @@ class GroupKeeper(GroupInspection, ReplicaObserver):
                 request.stage = RequestStage.SETTLED
                 if isinstance(request, WaitingRequest) and request.number:
                     self._led.unpark(request)
-        if request.is_unlogged(answer):
+        if request.is_refusal(answer):
             await self._confirm(request, term)
         return answer
 
     async def _confirm(self, request: GroupRequest, term: int) -> None:
-        """Return once a majority says that this replica still led when it decided. A later leader may have
-        given the very receipt that is unknown here, and knows nothing of a lease that lasts longer here.
-        Raises ShoalError."""
+        """Return once a majority says that this replica still led when it refused. A later leader may have
+        given the very receipt that is unknown here. Raises ShoalError."""
         replica = self._replica
         remaining_ms = max(request.deadline_ms - replica.host.clock.now_ms(), 0)
         try:
@@ -178,7 +177,7 @@ class GroupKeeper(GroupInspection, ReplicaObserver):
             if replica.core.term != term:
                 raise ShoalError("no-leader", "leadership moved while the request was judged")
         except TimeoutError:
-            error = ShoalError("timeout", "no majority confirmed in time that this leader may answer it")
+            error = ShoalError("timeout", "no majority confirmed in time that this leader may refuse it")
             raise request.told(error, definite=True) from None
         except ShoalError as error:
             raise request.told(error, definite=True) from error

@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
 from shoal.agent.groups.entry import Begin, Decide, Free, Lettered, Lost, Seek
-from shoal.agent.receive import Act, ActKind, GroupKey, Question, Wanted
+from shoal.agent.receive import Act, GroupKey, Question, Wanted
 from shoal.agent.submission import Appended
 from shoal.errors import ShoalError
 from shoal.format.batch import LogIndex
@@ -66,9 +66,8 @@ class GroupRequest:
         code = "leadership-lost" if error.code in ELSEWHERE and not definite else error.code
         return ShoalError(code, error.detail, definite=definite, **error.extra)
 
-    def is_unlogged(self, result: object) -> bool:
-        """Whether the answer says something for which nothing stands in the log: that an act was not done, or
-        that a lease lasts longer. Leases are memory of a leader."""
+    def is_refusal(self, result: object) -> bool:
+        """Whether the answer says of something that it was not done. Nothing stands in the log for that."""
         return False
 
 
@@ -85,10 +84,9 @@ class WaitingRequest(GroupRequest):
 
 
 class ConsumerRequest(WaitingRequest):
-    """Acts, and then perhaps a receive. `outcomes`: of the acts that are done with. `repeated`: its answer is
-    that of the same request before, and the leases begin anew."""
+    """Acts, and then perhaps a receive. `outcomes`: of the acts that are done with."""
 
-    __slots__ = ("acts", "outcomes", "refusal", "repeated", "wanted")
+    __slots__ = ("acts", "outcomes", "refusal", "wanted")
 
     def __init__(
         self,
@@ -104,12 +102,10 @@ class ConsumerRequest(WaitingRequest):
         self.acts = acts
         self.outcomes: list[str | None] = []
         self.refusal = ""
-        self.repeated = False
 
-    def is_unlogged(self, result: object) -> bool:
-        """See GroupRequest. That there is no message now is never for certain."""
-        extends = any(act.kind is ActKind.EXTEND for act in self.acts)
-        return self.repeated or extends or any(self.outcomes)
+    def is_refusal(self, result: object) -> bool:
+        """See GroupRequest: of acts. That there is no message now is never for certain."""
+        return any(self.outcomes)
 
 
 class QuestionRequest(WaitingRequest):
@@ -135,7 +131,7 @@ class PlacedRequest(GroupRequest):
         super().__init__(key, now_ms, deadline_ms)
         self.operation = operation
 
-    def is_unlogged(self, result: object) -> bool:
+    def is_refusal(self, result: object) -> bool:
         """See GroupRequest: the operation was void."""
         return result is False
 

@@ -25,7 +25,6 @@ from cluster_sim.level_mutants import (
 )
 from cluster_sim.queue_mutants import (
     answer_groups_before_the_commit,
-    answer_without_asking,
     begin_without_leases,
     count_entries_that_were_cut,
     count_no_attempt_of_a_nack,
@@ -540,18 +539,6 @@ MUTANTS = (
         ("GroupHistory", "SameGroups"),
         first_seed=1,
         knobs=SHARED | ROLLING | {"only": ("kill_one", "kill_leader")},
-    ),
-    Mutant(
-        answer_without_asking,
-        ("GroupHistory",),
-        first_seed=212,
-        knobs=SHARED
-        | FEW_LONG_FAULTS
-        | {
-            "only": ("late_leader",),
-            "producer_pause_ms": 500,
-            "groups": ("shared", "exclusive", "key-ordered"),
-        },
     ),
     Mutant(take_older_receipts, ("GroupHistory",), first_seed=24, knobs=SHARED),
     Mutant(unlock_a_key_at_a_nack, ("GroupHistory", "LeaderIsSound"), first_seed=2, knobs=KEYED),
