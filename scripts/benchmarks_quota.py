@@ -90,16 +90,17 @@ def _rows(
     served, refused = (statistics.median(kind) for kind in zip(*told, strict=True))
     ours, floor = (statistics.median(one.per_second for one in side) for side in (beside, alone))
     ours_us, floor_us = (statistics.median(one.processor_us for one in side) for side in (beside, alone))
+    name = f"single-record POST, {CONNECTIONS} connections, beside a principal {words}"
     return [
         Row(
-            f"single-record POST, {CONNECTIONS} connections, beside a principal {words}",
+            name,
             f"{ours:,.0f}/s beside {served:,.0f}/s and {refused:,.0f}/s refused",
             f"alone {floor:,.0f}/s",
             statistics.median(one.per_second / other.per_second for one, other in pairs),
             bar,
         ),
         Row(
-            "the same, requests for a second of the agent's processor",
+            f"{name}: requests for a second of the agent's processor",
             f"{1e6 / ours_us:,.0f}",
             f"alone {1e6 / floor_us:,.0f}",
             statistics.median(other.processor_us / one.processor_us for one, other in pairs),

@@ -98,7 +98,7 @@ def beside(name: str, found: list[tuple[Reading, Reading]], words: str, goal: fl
     return [
         Row(name, f"{ours:,.0f}/s", f"{words} {floor:,.0f}/s", ratio, goal),
         Row(
-            "the same, requests for a second of the agent's processor",
+            f"{name}: requests for a second of the agent's processor",
             f"{1e6 / ours_us:,.0f}",
             f"{words} {1e6 / floor_us:,.0f}",
             less,
