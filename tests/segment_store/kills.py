@@ -13,6 +13,9 @@ from store_frames import SMALL, all_frames, open_log
 from shoal.segment_store import open_disk
 
 LONGEST_LIFE_SECONDS = 0.25
+"""From its beginning, or from what it had acknowledged by then."""
+MOST_AWAITED = 4
+"""Acknowledgements that some lives have time for, on any disk; others end while they open the log."""
 CHILD = str(Path(__file__).with_name("killed_child.py"))
 
 
@@ -30,10 +33,11 @@ async def run_kills(directory: str, kind: str, kills: int, seed: int) -> int:
             parent.stdin.write(f"{directory} {kind} {seed * 1000 + life}\n")
             # Both write to one pipe: acknowledgements may overtake the number of the process.
             lines = [parent.stdout.readline()]
-            while not lines[-1].startswith("pid "):
-                assert lines[-1], "the parent of the lives has ended"
+            awaited = rng.randint(0, MOST_AWAITED)
+            while len(lines) <= awaited or not any(line.startswith("pid ") for line in lines):
+                assert lines[-1] not in ("", "end\n"), "the life or its parent has ended"
                 lines.append(parent.stdout.readline())
-            pid = int(lines[-1].split()[1])
+            pid = next(int(line.split()[1]) for line in lines if line.startswith("pid "))
             time.sleep(rng.uniform(0, LONGEST_LIFE_SECONDS))
             os.kill(pid, signal.SIGKILL)
             lines += iter(parent.stdout.readline, "end\n")
