@@ -43,14 +43,19 @@ async def told(asked):
     await asyncio.sleep(0)
     return holds.Holds.parse(path.read_text())
 
+def mine(told):
+    # A window has one step of main() that ends in it. A round may be longer that the machine held up.
+    assert told.longest.held_ns >= told.callbacks["main"].held_ns
+    return told.callbacks["main"]
+
 async def main():
     await told(signal.SIGUSR1)
     time.sleep(0.05)
-    slept = (await told(signal.SIGUSR1)).longest
+    slept = mine(await told(signal.SIGUSR1))
     print("slept", slept.held_ns - slept.queued_ns >= 50_000_000 > slept.processor_ns)
     kept = [[] for _ in range(500_000)]
     gc.collect()
-    collected = (await told(signal.SIGUSR1)).longest
+    collected = mine(await told(signal.SIGUSR1))
     print("collected", 1_000_000 < collected.collector_ns <= collected.held_ns)
     worked = await told(signal.SIGUSR2)
     print("worked", holds.PIECE_NS <= worked.callbacks["Teller._work"].processor_ns)
@@ -58,9 +63,8 @@ async def main():
     end_ns = time.thread_time_ns() + 200_000_000
     while time.thread_time_ns() < end_ns:
         pass
-    shared = await told(signal.SIGUSR1)
-    print("shared", shared.longest.queued_ns >= 50_000_000)
-    print("mine", shared.callbacks["main"].processor_ns >= 200_000_000)
+    shared = mine(await told(signal.SIGUSR1))
+    print("shared", shared.queued_ns >= 50_000_000 and shared.processor_ns >= 200_000_000)
 
 os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
 measured = os.getpid()
@@ -92,8 +96,9 @@ def test_counting_ends_and_begins_again(tmp_path: Path) -> None:
 
 
 def test_a_hold_is_told(tmp_path: Path) -> None:
-    """The longest since it was last asked for, and where its time went: asleep, in the collector, at work, or
-    waiting for a processor that another process has half of the time; and whose callback it was."""
+    """Whose callback it was since it was last asked for, and where its time went: asleep, in the collector,
+    at work, or waiting for a processor that another process has half of the time. None is longer than the
+    longest."""
     assert said(HELD, str(tmp_path / "holds")) == [
-        "slept", "True", "collected", "True", "worked", "True", "shared", "True", "mine", "True"
+        "slept", "True", "collected", "True", "worked", "True", "shared", "True"
     ]  # fmt: skip
