@@ -10,12 +10,14 @@ import pathlib
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 from fake_cluster import PRODUCE_FAULTS, FakeCluster, Fault, refuse, reset_after_storing, reset_before_storing
 
 from shoal import AsyncClient, BatchingConfig, ClientConfig, ProduceFailed, RetryPolicy, Unreachable
+from shoal.client.http import requests
 from shoal.client.produce.batcher import REQUESTS_IN_FLIGHT_MAX
 from shoal.client.produce.producer import batch_of
 from shoal.errors import ERRORS, BufferFull, ShoalError
@@ -642,12 +644,16 @@ async def test_a_consumer_goes_on_where_another_way_of_reading_stopped(cluster: 
             await anext(consumer)
 
 
-async def test_a_near_replica_is_read_and_the_leader_when_it_fails(cluster: FakeCluster) -> None:
+async def test_a_near_replica_is_read_and_the_leader_when_it_fails(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With `nearest` a follower answers with consistency=local; one that refuses is left for the leader."""
+    steady = SimpleNamespace(perf_counter=asyncio.get_running_loop().time)
+    monkeypatch.setattr(requests, "time", steady)
     await fill(cluster, "t", 1, 40)
     cluster.topics["t"].partitions[0].leader = 2
     async with AsyncClient(cluster.urls, QUICK) as client:
-        cluster.slow_agents[2] = cluster.slow_agents[1] = 0.05
+        cluster.slow_agents[2] = cluster.slow_agents[1] = 0.3
         async with client.consumer("t", nearest=True) as consumer:
             assert [record.value async for record in consumer] == numbered(40)
         assert cluster.local_reads == {0: 1}

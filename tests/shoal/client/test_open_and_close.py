@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import threading
 import time
@@ -137,7 +138,8 @@ async def test_a_slow_refusal_was_not_given_up(monkeypatch: pytest.MonkeyPatch) 
     async with FakeCluster(1) as cluster, AsyncClient(cluster.urls) as client:
         cluster.create("t", 2)
         await client.topics()
-        monkeypatch.setattr(requests, "now_ms", lambda: now_ms() + 5_000)
+        seen_ms = itertools.count(now_ms(), 5_000)
+        monkeypatch.setattr(requests, "now_ms", lambda: next(seen_ms))
         with pytest.raises(ShoalError) as error:
             await client.create_topic("t", partitions=3)
         assert (error.value.code, "gave up" in str(error.value)) == ("topic-differs", False)
