@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from shoal.agent.agent import Outcome
 from shoal.agent.durable.gossip_snapshot import FILE_NAME
@@ -145,6 +146,7 @@ async def test_a_seed_that_comes_late_is_joined(agents: Agents, monkeypatch: pyt
     port = free_ports(1)
     early = agents.start("early", join=[f"localhost:{port}"], expect=None, discovery_window=0)
     await early.gossip_address()
+    await until(lambda: early.agent.broker.waiting_reason == "no seed has answered yet")
     await asyncio.sleep(0.8)
     assert early.agent.broker.waiting_reason == "no seed has answered yet"
     async with silence:  # two that met before either had a cluster might both found one, which then merge

@@ -16,6 +16,7 @@ import liburing
 import pytest
 from disk_suite import DiskSuite, FileDiskSuite, open_descriptors
 from memory_disk import SECTOR_BYTES, Fault, MemoryDisk
+from waiting import PATIENCE_S
 
 from shoal.segment_store import SyncFailed, ThreadDisk, open_disk
 from shoal.segment_store.disk import ring as ring_disk
@@ -226,11 +227,11 @@ class TestRingDisk(FileDiskSuite):
         outcomes: list[BaseException | None] = []
         for number in range(40):
             file.begin_write_and_sync(number, bytes([number]), outcomes.append)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while not liburing.io_uring_cq_has_overflow(disk._ring) and time.monotonic() < deadline:
             time.sleep(0.01)  # the loop is not to run
         assert liburing.io_uring_cq_has_overflow(disk._ring)
-        await asyncio.wait_for(file.close(), 40)
+        await asyncio.wait_for(file.close(), PATIENCE_S)
         assert outcomes == [None] * 40
         file = await disk.open(f"{root}/a")
         assert await file.read(0, 100) == bytes(range(40))
