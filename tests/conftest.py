@@ -61,11 +61,13 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture(scope="session", autouse=True)
 def steady_clock() -> Iterator[None]:
-    """Agents, hosts and links of a test's process go by the time of a steady loop."""
-    from steady_loop import now_ms
+    """Agents, hosts and links of a test's process go by the time of a steady loop. No timer outlives a test's
+    tasks."""
+    from steady_loop import now_ms, shutdown_asyncgens
 
     from shoal.agent.process.clock import SystemClock
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(SystemClock, "now_ms", now_ms)
+        patched.setattr(asyncio.BaseEventLoop, "shutdown_asyncgens", shutdown_asyncgens)
         yield

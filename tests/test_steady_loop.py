@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import warnings
+from collections.abc import Callable
 
+import pytest
 from steady_loop import STEP_S, SteadyLoop
 
 from shoal.agent.process.clock import SystemClock
@@ -38,3 +42,31 @@ async def test_what_happens_is_seen_at_once() -> None:
     """A wait without a timer ends with what it waits for."""
     loop = asyncio.get_running_loop()
     assert await loop.run_in_executor(None, lambda: time.sleep(0.1) or "done") == "done"
+
+
+@pytest.mark.parametrize("make_loop", [SteadyLoop, asyncio.new_event_loop])
+def test_nothing_begins_while_a_loop_ends(make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """Timers that a test has left begin a task in each turn: none is left behind that never ran."""
+    ran = 0
+
+    async def work() -> None:
+        nonlocal ran
+        ran += 1
+
+    async def leave() -> None:
+        loop = asyncio.get_running_loop()
+
+        def begin() -> asyncio.Task[None]:
+            loop.call_later(0, begin)
+            return loop.create_task(work())
+
+        begin()
+        while not ran:
+            await asyncio.sleep(0)
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with asyncio.Runner(loop_factory=make_loop) as runner:
+            runner.run(leave())
+        gc.collect()
+    assert [str(warning.message) for warning in said] == []
