@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import gc
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +66,7 @@ async def test_the_planned_end_advances_in_the_call() -> None:
 async def test_group_commit() -> None:
     """What is queued while a write is under way goes into one following write and sync."""
     disk = MemoryDisk(random.Random(1), pause_max=4)
-    log = await open_log(disk)
+    log = await open_log(disk, config=replace(SMALL, index_interval_ms=60_000))  # no index comes between
     await log.append([next_frame(log)])
     writes, syncs = log._writer.writes, log._writer.syncs
     tasks = [asyncio.ensure_future(log.append([next_frame(log)]))]
@@ -509,6 +510,7 @@ async def test_no_handle_leaks(tmp_path: Path) -> None:
     from disk_suite import open_descriptors
 
     disk = await open_disk("ring")
+    gc.collect()  # what former tests have left is not closed meanwhile
     before = open_descriptors()
     log = await open_log(disk, str(tmp_path / "log"), SMALL)
     for number in range(12):
