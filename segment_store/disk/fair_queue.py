@@ -2,8 +2,9 @@
 
 Start-time fair queueing (Goyal, Vin and Cheng, "Start-time Fair Queuing", SIGCOMM 1996), by cost. Each
 request is stamped with the virtual time at which its partition would have had its share, and the lowest stamp
-goes first. A partition that asks for little passes those that ask for much. A waiting request is passed by no
-more than its own cost, so no partition starves.
+goes first. A partition that asks for little passes those that ask for much. Of every other partition a
+waiting request is passed by no more than its own cost, so none starves. This needs the stamps of those that
+went before: a partition that asks for its next sync when the last has ended comes behind that last one.
 """
 
 import heapq
@@ -15,6 +16,9 @@ MAX_BYTES_IN_FLIGHT = 32 * 2**20
 """Four of the largest group commits: a small write waits behind no more than these."""
 SYNC_COST_BYTES = 64 * 2**10
 """The cost of a sync besides its bytes: on the disks we know, as long as writing so many."""
+
+STAMPS_MIN = 256
+"""Stamps of so many partitions are kept without a look at which of them are past."""
 
 _T = TypeVar("_T")
 
@@ -37,7 +41,8 @@ class SyncSchedule(Generic[_T]):
         self._max_in_flight = max_in_flight
         self._max_bytes = max_bytes
         self._waiting: list[_Waiting[_T]] = []
-        self._newest: dict[str, int] = {}  # of keys that wait: the stamp of their last request
+        self._newest: dict[str, int] = {}  # the stamp of the last request of a key, until that time is past
+        self._prune_at = STAMPS_MIN
         self._now = 0  # virtual time, in bytes of cost
         self._number = 0
         self.in_flight = 0
@@ -73,10 +78,11 @@ class SyncSchedule(Generic[_T]):
         """The next request that may go, counted as in flight; None when there is none, or no room."""
         if not self._waiting or not self._has_room(self._waiting[0].size):
             return None
-        stamp, _, key, size, request = heapq.heappop(self._waiting)
+        stamp, _, _, size, request = heapq.heappop(self._waiting)
         self._now = max(self._now, stamp - SYNC_COST_BYTES - size)
-        if self._newest[key] == stamp:
-            del self._newest[key]  # nothing of it waits
+        if len(self._newest) > self._prune_at:
+            self._newest = {key: newest for key, newest in self._newest.items() if newest > self._now}
+            self._prune_at = max(STAMPS_MIN, 2 * len(self._newest))
         self.in_flight += 1
         self.bytes_in_flight += size
         return request
@@ -85,6 +91,8 @@ class SyncSchedule(Generic[_T]):
         """A request of `size` bytes is over, however it ended; whether another waits."""
         self.in_flight -= 1
         self.bytes_in_flight -= size
+        if not self.in_flight and not self._waiting:
+            self._newest.clear()  # nobody asks for anything: all have had their share
         return bool(self._waiting)
 
     def check_invariants(self) -> None:
@@ -92,4 +100,6 @@ class SyncSchedule(Generic[_T]):
         assert self.bytes_in_flight >= 0
         assert self.in_flight <= self._max_in_flight
         assert self.bytes_in_flight <= self._max_bytes or self.in_flight == 1
-        assert set(self._newest) == {waiting.key for waiting in self._waiting}
+        for waiting in self._waiting:
+            assert self._now < waiting.stamp <= self._newest[waiting.key]
+        assert len(self._newest) <= self._prune_at + len(self._waiting)

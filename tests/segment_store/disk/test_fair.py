@@ -15,7 +15,7 @@ from store_frames import SMALL, next_frame, open_log
 from shoal.segment_store import DiskFailed, SyncFailed, ThreadDisk
 from shoal.segment_store.disk import system_calls
 from shoal.segment_store.disk.disk import Buffer
-from shoal.segment_store.disk.fair_queue import SYNC_COST_BYTES, SyncSchedule
+from shoal.segment_store.disk.fair_queue import STAMPS_MIN, SYNC_COST_BYTES, SyncSchedule
 from shoal.segment_store.disk.ring import RingDisk
 from shoal.segment_store.disk.threads import SyncRequest
 
@@ -137,6 +137,61 @@ def test_how_long_anybody_waits(others: int, size: int) -> None:
     assert passed <= others * (turns + 1)
 
 
+SIZES = st.sampled_from([0, 100, 4096, 70_000, MIB, 8 * MIB])
+
+
+@given(st.lists(SIZES, min_size=1, max_size=40), SIZES, st.integers(1, 16), st.integers(0, 200))
+def test_how_often_each_that_asks_again_passes(sizes: list[int], size: int, limit: int, before: int) -> None:
+    """Whoever asks for its next sync when its last has ended is charged for that last one: it passes a
+    waiting request by no more than that one's cost."""
+    schedule: SyncSchedule[Asked] = SyncSchedule(limit)
+    flying: list[Asked] = []
+    passed = [0] * len(sizes)
+
+    def drain() -> None:
+        while (request := schedule.start()) is not None:
+            flying.append(request)
+            if request[0] != "me":
+                passed[request[2]] += 1
+        schedule.check_invariants()
+
+    def end_one() -> None:
+        over = flying.pop(0)
+        schedule.ended(over[1])
+        drain()
+        schedule.offer(*over[:2], over)
+        drain()
+
+    for number, other in enumerate(sizes):
+        schedule.offer(f"other{number}", other, (f"other{number}", other, number))
+    drain()
+    for _ in range(before):
+        end_one()
+    passed = [0] * len(sizes)
+    schedule.offer("me", size, ("me", size, -1))
+    drain()
+    while not any(request[0] == "me" for request in flying):
+        end_one()
+        for number, other in enumerate(sizes):
+            turns = -(-(SYNC_COST_BYTES + size) // (SYNC_COST_BYTES + other))
+            assert passed[number] <= turns + 1
+
+
+def test_stamps_of_those_that_are_gone_are_forgotten() -> None:
+    """Twenty thousand partitions that each ask once, beside one that never stops: few stamps are kept."""
+    schedule: SyncSchedule[str] = SyncSchedule(1)
+    schedule.offer("busy", 0, "busy")
+    for number in range(20_000):
+        assert schedule.start() == "busy"
+        schedule.offer(f"once{number}", 0, "once")
+        schedule.offer("busy", 0, "busy")
+        schedule.ended(0)
+        assert schedule.start() == "once"
+        schedule.ended(0)
+        schedule.check_invariants()
+    assert len(schedule._newest) <= 2 * STAMPS_MIN
+
+
 def made(kind: str, schedule: SyncSchedule[SyncRequest]) -> ThreadDisk:
     return RingDisk(32, schedule) if kind == "ring" else ThreadDisk(schedule=schedule)
 
@@ -181,10 +236,38 @@ async def test_many_logs_one_disk(kind: str, tmp_path: Path, monkeypatch: pytest
     await disk.close()
 
 
+class Watched(SyncSchedule[SyncRequest]):
+    """One sync in flight at a time, and how many of others began while requests of one directory waited."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(1)
+        self._directory = str(directory)
+        self._waits: list[list[int]] = []  # per request of it: its place among its own, others that began
+        self.waited: list[tuple[int, int]] = []  # the same, of those that have begun
+
+    def offer(self, key: str, size: int, request: SyncRequest) -> None:
+        super().offer(key, size, request)
+        if key == self._directory:
+            self._waits.append([len(self._waits) + 1, 0])
+
+    def start(self) -> SyncRequest | None:
+        request = super().start()
+        if request is not None and self._waits:
+            if os.path.dirname(request.file.path) == self._directory:
+                place, others = self._waits.pop(0)
+                self.waited.append((place, others))
+            else:
+                for wait in self._waits:
+                    wait[1] += 1
+        return request
+
+
 @pytest.mark.parametrize("kind", ["ring", "threads"])
 async def test_a_busy_log_does_not_starve_another(kind: str, tmp_path: Path) -> None:
-    """With one sync in flight at a time, a log that never stops appending takes about every other."""
-    disk = made(kind, SyncSchedule(1))
+    """With one sync in flight at a time, what a log asks for waits behind no more than another that never
+    stops may ask for with the same cost, and one more."""
+    schedule = Watched(tmp_path / "quiet")
+    disk = made(kind, schedule)
     busy, quiet = await open_log(disk, f"{tmp_path}/busy"), await open_log(disk, f"{tmp_path}/quiet")
     stopped = False
 
@@ -192,13 +275,10 @@ async def test_a_busy_log_does_not_starve_another(kind: str, tmp_path: Path) -> 
         while not stopped:
             await busy.append([next_frame(busy, value_bytes=3000)])
 
-    working = [asyncio.ensure_future(work())]
-    for _ in range(3):
-        await asyncio.sleep(0)
-    before = busy._writer.syncs
-    for _ in range(20):
+    working = [asyncio.ensure_future(work()) for _ in range(2)]
+    while len(schedule.waited) < 20:
         await quiet.append([next_frame(quiet)])
-    assert busy._writer.syncs - before <= 60
+    assert max(others - place for place, others in schedule.waited) <= 1
     stopped = True
     await asyncio.gather(*working)
     for log in (busy, quiet):
