@@ -2,9 +2,9 @@
 
 Start-time fair queueing (Goyal, Vin and Cheng, "Start-time Fair Queuing", SIGCOMM 1996), by cost. Each
 request is stamped with the virtual time at which its partition would have had its share, and the lowest stamp
-goes first. A partition that asks for little passes those that ask for much. Of every other partition a
-waiting request is passed by no more than its own cost, so none starves. This needs the stamps of those that
-went before: a partition that asks for its next sync when the last has ended comes behind that last one.
+goes first. A partition that asks for little passes those that ask for much. A waiting request is passed by no
+more than its own cost, so no partition starves. Stamps are kept beyond their requests for this: whoever asks
+for its next sync when its last has ended comes behind that last one.
 """
 
 import heapq
