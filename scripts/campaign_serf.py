@@ -55,7 +55,7 @@ async def _pool(directory: pathlib.Path, seconds: float, seed: int) -> int:
     async with mixed.mixed_pool(directory, seed) as pool:
         await pool.load(seconds)
         pool.look_at_logs()
-        stall = f"the process of ours stood still for {pool.report.longest_stall_ms} ms"
+        stall = f"a process stood still for {pool.report.longest_stall_ms} ms"
         if pool.report.falsely_accused():
             raise AssertionError(f"suspected (by, whom): {pool.report.falsely_accused()}; {stall}")
         if pool.report.accused:

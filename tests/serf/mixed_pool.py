@@ -13,7 +13,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ OURS = tuple(f"ours-{number}" for number in range(SIZE))
 SERFS = tuple(f"serf-{number}" for number in range(SIZE))
 TURN_S = 0.05
 QUERY_TIMEOUT_MS = 1_000
+MEASURED_EACH_S = 0.02
 STALL_MS = 700  # a whole probe of ours, from the ping to the suspicion: nobody here answers meanwhile
 LIMIT_S = 90.0  # whoever missed a piece of gossip hears it by the next push/pull, after 15 s
 ACCUSATION = re.compile(r"memberlist: (?:Suspect|Marking) (\S+) (?:has|as) failed")
@@ -37,8 +38,8 @@ ACCUSATION = re.compile(r"memberlist: (?:Suspect|Marking) (\S+) (?:has|as) faile
 @dataclass
 class Report:
     """What happened: done counts kinds of load, heard the kinds of our members' events, accused says by whom
-    and who was suspected. `longest_stall_ms`: this process, in which all of ours live, did not get to run for
-    so long; whoever pings it meanwhile gets no answer, and that is no false suspicion.
+    and who was suspected. `longest_stall_ms`: this process, in which all of ours live, or one of Serf's did
+    not get to run for so long; whoever pings it meanwhile gets no answer, and that is no false suspicion.
     """
 
     done: Counter[str] = field(default_factory=Counter)
@@ -142,19 +143,44 @@ class MixedPool:
                 self.report.done[task.__name__.strip("_")] += 1
                 await asyncio.sleep(TURN_S * self._rng.uniform(0.5, 1.5))
 
-        meter = asyncio.create_task(self._measure_stalls())
-        try:
-            await asyncio.gather(*(repeat(task) for task in work))
-        finally:
-            meter.cancel()
+        await asyncio.gather(*(repeat(task) for task in work))
 
-    async def _measure_stalls(self) -> None:
+    @asynccontextmanager
+    async def measured(self) -> AsyncIterator[None]:
+        """The report knows how long anybody stands still."""
+        async with AsyncExitStack() as connections, asyncio.TaskGroup() as group:
+            meters = [group.create_task(self._measure_this_process())]
+            for agent in self.serfs.values():
+                rpc = await RpcConnection.open("127.0.0.1", agent.rpc_port)
+                connections.push_async_callback(rpc.close)
+                meters.append(group.create_task(self._measure_serf(agent, rpc)))
+            yield
+            for meter in meters:
+                meter.cancel()
+
+    async def _measure_this_process(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             before_s = loop.time()
-            await asyncio.sleep(0.02)
-            stall_ms = int(1_000 * (loop.time() - before_s - 0.02))
-            self.report.longest_stall_ms = max(self.report.longest_stall_ms, stall_ms)
+            await asyncio.sleep(MEASURED_EACH_S)
+            self._took(loop.time() - before_s - MEASURED_EACH_S)
+
+    async def _measure_serf(self, agent: SerfAgent, rpc: RpcConnection) -> None:
+        """By a connection on which nothing else is asked, until the agent ends."""
+        loop = asyncio.get_running_loop()
+        while True:
+            before_s = loop.time()
+            try:
+                await rpc.stats()
+            except (OSError, RpcError):
+                if agent is self.serfs.get(agent.name):
+                    raise
+                return
+            self._took(loop.time() - before_s)
+            await asyncio.sleep(MEASURED_EACH_S)
+
+    def _took(self, seconds: float) -> None:
+        self.report.longest_stall_ms = max(self.report.longest_stall_ms, int(1_000 * seconds))
 
     def _any_ours(self) -> Membership:
         return self._rng.choice(list(self.ours.values()))
@@ -214,7 +240,8 @@ async def mixed_pool(directory: Path, seed: int) -> AsyncIterator[MixedPool]:
             for address in pool.addresses()[:SIZE]:
                 await join_patiently(pool.ours[name], address)
         await pool.all_show({})
-        yield pool
+        async with pool.measured():
+            yield pool
     finally:
         await pool.stop()
 

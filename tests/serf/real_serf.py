@@ -84,6 +84,11 @@ class SerfAgent:
         lines = (line.split() for line in (await self.ask("members")).splitlines())
         return {line[0]: (line[2], line[3] if len(line) > 3 else "") for line in lines if len(line) >= 3}
 
+    async def member_time(self) -> int:
+        """Its Lamport clock of joins and leaves: the time that its next intent would carry."""
+        lines = (line.split() for line in (await self.ask("info")).splitlines())
+        return next((int(line[2]) for line in lines if line[:2] == ["member_time", "="]), 0)
+
     async def shows(self, name: str, status: str, tag: str = "") -> None:
         """Wait until it does."""
         async with asyncio.timeout(ANSWER_TIMEOUT_S):

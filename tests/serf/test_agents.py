@@ -11,7 +11,7 @@ import pytest
 
 from shoal.agent.agent import Agent, StopRequest
 from shoal.agent.process.errors import StartError
-from tests.agent.agents import Agents, Running, agents_in, config, eventually
+from tests.agent.agents import START_TIMEOUT_S, Agents, Running, agents_in, config, eventually
 from tests.serf.real_serf import SerfAgent
 
 pytestmark = pytest.mark.slow
@@ -101,7 +101,7 @@ async def test_the_main_job_over_serf(hosts: Hosts) -> None:
         return bool((await members(running[0]))[name]["status"] == status)
 
     await running[1].leave()
-    await eventually(lambda: shown("a1", "left"), 10)
+    await eventually(lambda: shown("a1", "left"))
     assert (await serfs[0].members())["serf-1"][0] == "alive"
 
 
@@ -117,7 +117,7 @@ async def test_starts_that_cannot_work(hosts: Hosts, tmp_path: Path) -> None:
         defaults: dict[str, object] = {"gossip": "serf", "serf_rpc": rpc, "gossip_port": None}
         with pytest.raises(StartError) as caught:
             await asyncio.wait_for(
-                Agent(config(tmp_path / name, **(defaults | flags))).run(StopRequest()), 20
+                Agent(config(tmp_path / name, **(defaults | flags))).run(StopRequest()), START_TIMEOUT_S
             )
         return str(caught.value)
 

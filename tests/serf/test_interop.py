@@ -127,22 +127,30 @@ async def test_queries_both_ways(tmp_path: Path) -> None:
         assert result.acknowledged == {"alpha"}
 
 
+async def hears_our_intent(agent: SerfAgent, member: Membership) -> None:
+    """Wait until the agent's clock is beyond that of our join intent."""
+    async with asyncio.timeout(LIMIT_S):
+        while await agent.member_time() <= member._running().clocks.member:
+            await asyncio.sleep(0.05)
+
+
 async def test_force_leave_of_a_living_member_is_undone(tmp_path: Path) -> None:
     """We answer with a newer join intent. With us as its only peer the agent tells
     nobody: a push/pull brings it. (A force-leave before our join intent has arrived
     would carry its Lamport time: a tie, which nobody can undo.)"""
-    async with mixed_pool(tmp_path, push_pull_interval_ms=1_000) as (agent, _, _):
+    async with mixed_pool(tmp_path, push_pull_interval_ms=1_000) as (agent, member, _):
         await agent.shows(NAME, "alive")
-        await asyncio.sleep(1)
+        await hears_our_intent(agent, member)
         await agent.ask("force-leave", NAME)
         await agent.shows(NAME, "alive")
-    async with mixed_pool(tmp_path) as (agent, _, _):
+    async with mixed_pool(tmp_path) as (agent, member, _):
+        await hears_our_intent(agent, member)
         third = Membership(GossipConfig.local(name="third"), rng=random.Random(3), on_event=lambda _: None)
         await third.start()
         try:
             await answers(lambda: third.join([("127.0.0.1", agent.port)]))
             await agent.shows("third", "alive")
-            await asyncio.sleep(1)
+            await hears_our_intent(agent, third)
             await agent.ask("force-leave", NAME)
             await agent.shows(NAME, "alive")
         finally:
