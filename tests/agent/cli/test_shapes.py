@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from command_line import assert_one_line, finish, run, start
+from command_line import COMMAND_SECONDS, assert_one_line, finish, run, start
 from fake_cluster import FakeCluster
 from hypothesis import given
 from hypothesis import strategies as st
@@ -236,10 +236,10 @@ async def test_following_waits_for_a_topic_to_come(cluster: FakeCluster) -> None
     process = await start("consume", "later", "--follow", agent=cluster.urls[0])
     assert process.stderr is not None
     assert process.stdout is not None
-    said = await asyncio.wait_for(process.stderr.readline(), 30)
+    said = await asyncio.wait_for(process.stderr.readline(), COMMAND_SECONDS)
     assert said.startswith(b"waiting for topic later;")
     cluster.create("later").partitions[0].append([batch_of([b"x"])], None)
-    assert await asyncio.wait_for(process.stdout.readline(), 30) == b"x\n"
+    assert await asyncio.wait_for(process.stdout.readline(), COMMAND_SECONDS) == b"x\n"
     process.terminate()
     await finish(process)
 
@@ -287,13 +287,13 @@ async def test_several_topics_are_followed_together(cluster: FakeCluster) -> Non
     process = await start("consume", "t", "later", "-F", "-f", "%t=%v\\n", agent=cluster.urls[0])
     assert process.stdout is not None
     assert process.stderr is not None
-    said = await asyncio.wait_for(process.stderr.readline(), 60)
+    said = await asyncio.wait_for(process.stderr.readline(), COMMAND_SECONDS)
     assert said.startswith(b"waiting for topic later;")
     for topic, value in (("t", b"1"), ("later", b"2"), ("t", b"3"), ("later", b"4")):
         if topic not in cluster.topics:
             cluster.create(topic)
         cluster.topics[topic].partitions[0].append([batch_of([value])], None)
-        line = await asyncio.wait_for(process.stdout.readline(), 60)
+        line = await asyncio.wait_for(process.stdout.readline(), COMMAND_SECONDS)
         assert line == topic.encode() + b"=" + value + b"\n"
     process.terminate()
     out, err = await finish(process)
@@ -330,11 +330,13 @@ async def test_nothing_is_drawn_over_what_is_typed(
         loop = asyncio.get_running_loop()
         shown = b""
         while b"Ctrl-D" not in shown:
-            shown += await asyncio.wait_for(loop.run_in_executor(None, os.read, near, 4096), 30)
+            shown += await asyncio.wait_for(loop.run_in_executor(None, os.read, near, 4096), COMMAND_SECONDS)
         await asyncio.sleep(0.5)  # five times as long as the status line waited
         os.write(near, b"hello\n\x04")
-        assert await asyncio.wait_for(process.wait(), 30) == 0
-        shown += await loop.run_in_executor(None, os.read, near, 4096)
+        assert await asyncio.wait_for(process.wait(), COMMAND_SECONDS) == 0
+        async with asyncio.timeout(COMMAND_SECONDS):
+            while b"acknowledged" not in shown:
+                shown += await loop.run_in_executor(None, os.read, near, 4096)
     finally:
         os.close(near)
         os.close(far)
