@@ -463,12 +463,13 @@ class FakeBroker(FakeGroupBroker, FakeTableBroker, FakePrincipalBroker):
     async def wait_leader(self, topic: Topic, partition: int, timeout_ms: int) -> Leader:
         if partition >= len(topic.ranges):
             raise ShoalError("unknown-partition", f"{topic.name} has {len(topic.ranges)} partitions")
-        deadline = time.monotonic() + timeout_ms / 1000
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
         while True:
             leader = self.leader(topic, partition)
             if leader is not None:
                 return leader
-            if time.monotonic() >= deadline:
+            if loop.time() >= deadline:
                 raise ShoalError("no-leader", f"{topic.name}/{partition} has no leader")
             await asyncio.sleep(0.005)
 
@@ -573,10 +574,11 @@ class FakeBroker(FakeGroupBroker, FakeTableBroker, FakePrincipalBroker):
     async def wait_past(self, topic: Topic, partition: int, offset: Offset, wait_ms: int) -> bool:
         self._raise_injected()
         log = self._log(topic, partition)
-        deadline = time.monotonic() + wait_ms / 1000
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
         while log.end <= offset:
             leader = self.leader(topic, partition)
-            remaining = deadline - time.monotonic()
+            remaining = deadline - loop.time()
             if remaining <= 0 or leader is None or not leader.local:
                 return False
             try:

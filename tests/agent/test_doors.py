@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, make_token
 FIRST = make_token(bytes(TOKEN_ID_BYTES), bytes(SECRET_BYTES)).reveal()
 FLAGS = {"authentication": "on", "bootstrap_token_hash": hashlib.sha256(FIRST.encode()).hexdigest()}
 HOLDS_WITHIN_S = 5.0
-"""A change of permissions, at every agent."""
+"""A change of permissions, at every agent, by the clock that a stand-still of them all does not move."""
 
 
 async def ask(agent: Running, token: str, method: str, path: str, body: object = None) -> tuple[int, Any]:
@@ -80,9 +79,10 @@ async def test_tokens_count_at_every_agent_until_they_are_revoked(tmp_path: Path
         )
         shown = (await ask(first, admin, "GET", "/v1/principals/pat"))[1]["tokens"]
         assert (await ask(first, admin, "DELETE", f"/v1/tokens/{shown[0]['id']}"))[0] == 204
-        revoked = time.monotonic()
+        loop = asyncio.get_running_loop()
+        revoked = loop.time()
         await reaches(agents, producer, "/v1/topics", 401)
         told = (await waiting)[1]
         if told.get("code") != "unauthenticated":  # something else had changed just then
             assert "topics" in told
-        assert time.monotonic() - revoked < HOLDS_WITHIN_S
+        assert loop.time() - revoked < HOLDS_WITHIN_S

@@ -247,7 +247,9 @@ async def test_waits_and_streams_that_a_revocation_ends_are_told(monkeypatch: py
         path = "/v1/topics/orders/partitions/0/records"
         assert (await wires[0].ask(f"GET {path}", [("Accept", "text/event-stream"), reader])).status == 200
         waiting = asyncio.create_task(wires[1].ask(f"GET {path}?wait=60s", [reader]))
-        await asyncio.sleep(0.1)
+        async with asyncio.timeout(30):
+            while found.agent.runner.context.gate.waits < 2:
+                await asyncio.sleep(0.01)
         found.access.revoke("reader")
         assert (await asyncio.wait_for(waiting, 30)).status == 401
         told: list[dict[str, Any]] = []

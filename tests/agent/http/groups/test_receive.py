@@ -24,6 +24,8 @@ from tests.agent.http.groups.group_requests import (
 )
 
 PARTITION = "/v1/topics/t/partitions/0/groups/g"
+FAULTS_MANY = 100_000
+"""More than anybody is asked while a receive waits, on any machine."""
 Pair = tuple[Agent, Agent]
 
 
@@ -441,7 +443,7 @@ async def test_a_group_is_not_called_empty_while_a_partition_cannot_be_asked(pai
         await receive(first, f"/v1/topics/t/partitions/{partition}/groups/g", limit=100, visibility="1h")
     assert (await receive(first, wait=wait))["reason"] == "empty"
     for agent in pair:
-        agent.broker.fail_next = [ShoalError("not-ready", "the group has not begun")] * 100
+        agent.broker.fail_next = [ShoalError("not-ready", "the group has not begun")] * FAULTS_MANY
         assert (await receive(first, wait=wait))["reason"] == "unavailable"
         agent.broker.fail_next = []
     leader = first.broker.cluster.leaders["t", 3]
