@@ -88,6 +88,11 @@ async def test_topics_are_created_once_and_differences_are_told(agents: Agents) 
     """
     agent = await agents.alone("a")
     assert (await agent.call("PUT", "/v1/topics/t"))[0] == 201
+
+    async def is_led() -> bool:
+        return await leaders(agent, "t") == [agent.agent.agent_id]
+
+    await eventually(is_led)  # a slow disk takes longer than the answer waits for it
     status, document = await agent.call("PUT", "/v1/topics/t")
     assert status == 200
     assert (document["replication_factor"], document["effective_replication_factor"]) == (3, 1)
@@ -156,16 +161,23 @@ async def test_the_lost_agent_catches_up_when_it_returns(agents: Agents) -> None
 
 
 async def test_leaving_hands_leadership_over(agents: Agents) -> None:
-    """After SIGTERM the others show `left`, lead everything at once, and no append failed meanwhile."""
+    """After SIGTERM the others show `left`, lead everything, and no append failed meanwhile."""
     cluster = await agents.cluster(3)
     await cluster[0].call("PUT", "/v1/topics/t", {"partitions": 3, "replication_factor": 3})
     assert await cluster[0].leave() is Outcome.STOPPED
-    assert cluster[0].agent.agent_id not in await leaders(cluster[1], "t")
     for partition in range(3):
         path = f"/v1/topics/t/partitions/{partition}/records"
         assert (await cluster[1].call("POST", path, {"records": [{"value": "v"}]}))[0] == 200
-    members = (await cluster[1].call("GET", "/v1/members"))[1]["members"]
-    assert Counter(member["status"] for member in members) == {"alive": 2, "left": 1}
+
+    async def others_lead() -> bool:
+        return set(await leaders(cluster[1], "t")) <= {running.agent.agent_id for running in cluster[1:]}
+
+    async def is_left() -> bool:
+        members = (await cluster[1].call("GET", "/v1/members"))[1]["members"]
+        return Counter(member["status"] for member in members) == {"alive": 2, "left": 1}
+
+    await eventually(others_lead)
+    await eventually(is_left)
 
 
 async def test_a_later_member_follows_the_catalog_and_holds_replicas(agents: Agents) -> None:
@@ -177,6 +189,11 @@ async def test_a_later_member_follows_the_catalog_and_holds_replicas(agents: Age
     assert (await late.call("POST", "/v1/topics/old/records", b"via the late one"))[0] == 200
     assert await values(late, "old") == ["via the late one"]
 
+    async def all_see_it() -> bool:
+        lists = [(await at.call("GET", "/v1/members", status="alive"))[1]["members"] for at in cluster]
+        return [len(members) for members in lists] == [4] * 3
+
+    await eventually(all_see_it)
     topic = {"partitions": 4, "replication_factor": 4}
     status, document = await late.call("PUT", "/v1/topics/new", topic, timeout="60s")
     assert status == 201, document
@@ -221,9 +238,16 @@ async def test_deletion_frees_the_disk_of_every_holder(agents: Agents, tmp_path:
     cluster = await agents.cluster(3)
     _, document = await cluster[0].call("PUT", "/v1/topics/t", {"partitions": 2, "replication_factor": 3})
     directories = [tmp_path / f"a{number}" / "topics" / document["id"] for number in range(3)]
-    assert all(directory.exists() for directory in directories)
+
+    async def made() -> bool:
+        return all(directory.exists() for directory in directories)
+
+    async def unknown() -> bool:
+        return (await cluster[2].call("GET", "/v1/topics/t"))[0] == 404
+
+    await eventually(made)
     assert (await cluster[1].call("DELETE", "/v1/topics/t"))[0] == 204
-    assert (await cluster[2].call("GET", "/v1/topics/t"))[0] == 404
+    await eventually(unknown)
 
     async def gone() -> bool:
         parts = [running.agent.broker._parts().catalog.catalog for running in cluster]

@@ -43,7 +43,7 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamedAgents]:
 
 def append(agents: NamedAgents, host: int, value: str) -> bool:
     """Through that host's agent, whoever leads. Raises OSError."""
-    url = f"{agents.url(host)}/v1/topics/t/records?timeout=5s"
+    url = f"{agents.url(host)}/v1/topics/t/records?timeout=30s"
     request = urllib.request.Request(url, data=value.encode(), method="POST")
     with urllib.request.urlopen(request, timeout=60) as answer:
         return bool(answer.status == 200)
@@ -104,7 +104,7 @@ if not REASON:
         wait_until(is_found, "the list has the new address", MOVE_SECONDS)
         assert agents.ended() == []
         for host in range(1, HOSTS + 1):
-            wait_until(lambda host=host: append(agents, host, f"after, {host}"), "it takes records", 15.0)
+            wait_until(lambda host=host: append(agents, host, f"after, {host}"), "it takes records")
         wait_until(
             lambda: all(
                 local.get(agents.url(host), "/v1/topics/t")["under_replicated"] == 0
