@@ -17,7 +17,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,12 @@ CALM_S = 1.0
 SERVED_LIMIT_S = 60.0
 READY_LIMIT_S = 120.0
 CLIENTS_END_S = 90.0
+ENOUGH = {
+    "acknowledged": 100, "reads": 10, "done": 50, "dead": 0, "rows": 50, "watched": 10, "revoked": 1,
+    "refused": 10,
+}  # fmt: skip
+"""A verdict is worth something by more than so many: on a slow machine clients go on until they have them."""
+ENOUGH_LIMIT_S = 120.0
 CREATE_ATTEMPTS = 60
 DRAIN_LIMIT_S = 120.0
 CONSUMER_PAUSE_S = 0.03
@@ -308,6 +314,7 @@ class Run:
         self.report.seconds = round(time.monotonic() - started, 1)
         await asyncio.to_thread(self._hosts.wait_ready, READY_LIMIT_S)
         self.report.served_after_s = round(await self._until_served(), 2)
+        await self._until_enough()
         self._work.stopping = True
         await asyncio.wait_for(asyncio.gather(*clients), CLIENTS_END_S)
         if self._guests is not None:
@@ -402,6 +409,26 @@ class Run:
                 words = "\n".join(f"{host.namespace}: {host.last_words()}" for host in self._hosts.all)
                 raise RuntimeError(f"only {len(served)} partitions take appends after the faults\n{words}")
             await asyncio.sleep(0.05)
+
+    async def _until_enough(self) -> None:
+        """Or until the limit: then the report says what there was."""
+        end_s = now_s() + ENOUGH_LIMIT_S
+        while any(count <= ENOUGH[name] for name, count in self._counts()) and now_s() < end_s:
+            await asyncio.sleep(0.5)
+
+    def _counts(self) -> Iterator[tuple[str, int]]:
+        """So far."""
+        yield "acknowledged", self._history.acknowledged_records
+        yield "reads", len(self._history.polls)
+        if self._groups is not None:
+            yield "done", self._groups.history.acknowledged_messages
+            yield "dead", sum(act.verb == "reject" and act.is_done for act in self._groups.history.acts)
+        if self._table is not None:
+            yield "rows", self._table.known_acts
+            yield "watched", sum(len(watch.changes) for watch in self._table.history.watches)
+        if self._guests is not None:
+            yield "revoked", len(self._guests.ended)
+            yield "refused", self._guests.refused
 
     async def _read_everything(self) -> None:
         """Each partition at its leader, and at every replica."""

@@ -1,4 +1,6 @@
 """Real partitions between real agents: parts, one deaf direction, and a list that is one again after each.
+How soon is said of the membership in virtual time: agents of a busy machine find themselves slow, and wait
+longer before they call anybody failed.
 
 Where no network namespace can be made this module holds no test but says so.
 """
@@ -17,8 +19,6 @@ from real_agents import is_ready, wait_until
 pytestmark = pytest.mark.slow
 HOSTS = 3
 ALIVE = {f"host{host}": "alive" for host in range(1, HOSTS + 1)}
-DETECTION_SECONDS = 20.0
-"""The LAN profile of three members: 4 s of suspicion after a round of probes; the rest is a busy machine."""
 REASON = why_not()
 
 if REASON:
@@ -53,11 +53,10 @@ if not REASON:
         wait_until(
             lambda: all(agents.view(host) == only({1, 2}) for host in (1, 2)) and agents.view(3) == only({3}),
             "each part shows the other as failed",
-            DETECTION_SECONDS,
         )
         assert len(agents.cluster_ids(HOSTS)) == 1
         network.join([1, 2], [3])
-        wait_until(lambda: everybody_shows(agents, ALIVE), "the lists are equal", 40.0)
+        wait_until(lambda: everybody_shows(agents, ALIVE), "the lists are equal")
         assert len(agents.cluster_ids(HOSTS)) == 1
 
     def test_one_deaf_direction_is_bridged_and_a_mute_host_is_missed(agents: Agents) -> None:
@@ -74,8 +73,7 @@ if not REASON:
         wait_until(
             lambda: all(agents.view(host) == only({2, 3}) for host in (2, 3)),
             "the mute host is missed",
-            DETECTION_SECONDS,
         )
         for other in (2, 3):
             network.mend(1, other)
-        wait_until(lambda: everybody_shows(agents, ALIVE), "the lists are equal", 40.0)
+        wait_until(lambda: everybody_shows(agents, ALIVE), "the lists are equal")

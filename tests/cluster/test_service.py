@@ -56,14 +56,47 @@ def listen(manager: socket.socket, heard: list[str], heard_at: list[float]) -> N
         heard.append(message.decode())
 
 
+HELD = """
+import os, pathlib, time
+while "SHOAL_FIRST_PROCESS" in os.environ and pathlib.Path(os.environ["GATE"]).exists():
+    time.sleep(0.02)
+"""
+"""Python runs it before anything else: agents that another process has started stay at their beginning."""
+
+
 @pytest.fixture(params=["1", "2"])
 def agent(tmp_path: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[Managed]:
     """Alone, or two of one command; with all settings in its file."""
+    with managed(tmp_path, request.param) as started:
+        yield started
+
+
+@pytest.fixture
+def gate(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Until this file is gone."""
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "sitecustomize.py").write_text(HELD)
+    (tmp_path / "gate").touch()
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def held_agent(tmp_path: pathlib.Path, gate: pathlib.Path) -> Iterator[Managed]:
+    """Two of one command, which both wait at the gate."""
+    path = os.pathsep.join((str(tmp_path / "held"), *filter(None, [os.environ.get("PYTHONPATH")])))
+    with managed(tmp_path, "2", PYTHONPATH=path, GATE=str(gate)) as started:
+        wait_until(lambda: len(agents_of(started)) == 2, "the agents are started")
+        yield started
+
+
+@contextlib.contextmanager
+def managed(tmp_path: pathlib.Path, cores: str, **more: str) -> Iterator[Managed]:
+    """`more`: variables of its environment."""
     file, log, heard, heard_at = tmp_path / "shoal.toml", tmp_path / "agent.log", list[str](), list[float]()
     cluster = f"test-{secrets.token_hex(4)}"
     file.write_text(
-        f"data = '{tmp_path}/data'\ncluster = '{cluster}'\nname = 'cod'\ncores = {request.param}\n"
-        f"expect = {request.param}\nmdns = true\nlog_level = 'info'\n"
+        f"data = '{tmp_path}/data'\ncluster = '{cluster}'\nname = 'cod'\ncores = {cores}\n"
+        f"expect = {cores}\nmdns = true\nlog_level = 'info'\n"
     )
     address = f"shoal-{secrets.token_hex(6)}"
     variables = {"NOTIFY_SOCKET": f"@{address}", "WATCHDOG_USEC": str(WATCHDOG_USEC)}
@@ -77,7 +110,7 @@ def agent(tmp_path: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[Ma
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=environment | variables,
+            env=environment | variables | more,
         )
         try:
             yield Managed(process, file, str(log), heard, heard_at, "cod")
@@ -93,6 +126,7 @@ def test_a_manager_hears_of_the_agent_and_a_reload_changes_what_it_may(agent: Ma
     """Ready, alive, stopping; at SIGHUP each agent follows the file, or all keep what they had."""
     cores = agent.file.read_text().count("cores = 2") + 1
     agent.told("ready", cores)
+    wait_until(lambda: agent.heard, "the manager hears of it")
     assert agent.heard[0].startswith("READY=1\nSTATUS=")
     wait_until(lambda: agent.heard.count("WATCHDOG=1") >= 2, "the watchdog is fed")
 
@@ -115,16 +149,19 @@ def test_a_manager_hears_of_the_agent_and_a_reload_changes_what_it_may(agent: Ma
 
     agent.process.send_signal(signal.SIGTERM)
     assert agent.process.wait(60) == 0
-    assert "STOPPING=1" in agent.heard
+    wait_until(lambda: "STOPPING=1" in agent.heard, "the manager hears of the end")
 
 
-@pytest.mark.parametrize("agent", ["2"], indirect=True)
-def test_a_signal_to_agents_that_still_start_waits_until_they_listen_to_it(agent: Managed) -> None:
+def test_a_signal_to_agents_that_still_start_waits_until_they_listen_to_it(
+    held_agent: Managed, gate: pathlib.Path
+) -> None:
     """SIGHUP ends a process that has no handler yet."""
-    wait_until(lambda: len(agents_of(agent)) == 2, "the agents are started")
-    assert agent.heard == []
+    agent = held_agent
     agent.file.write_text(agent.file.read_text().replace("'info'", "'debug'"))
     agent.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: all(signal.SIGHUP in pending(one) for one in agents_of(agent)), "it is passed on")
+    assert agent.heard == []
+    gate.unlink()
     agent.told("ready", 2)
     agent.told("reloaded", 3)
     agent.process.send_signal(signal.SIGTERM)
@@ -148,12 +185,21 @@ def test_one_of_several_agents_that_hangs_lets_the_manager_wait(agent: Managed) 
     assert set(agent.heard[1:]) == {"WATCHDOG=1"}
 
 
-@pytest.mark.parametrize("agent", ["2"], indirect=True)
-def test_agents_that_still_start_end_in_order(agent: Managed) -> None:
+def test_agents_that_still_start_end_in_order(held_agent: Managed, gate: pathlib.Path) -> None:
     """SIGTERM is no failure, however early."""
-    wait_until(lambda: len(agents_of(agent)) == 2, "the agents are started")
-    agent.process.send_signal(signal.SIGTERM)
-    assert agent.process.wait(60) == 0
+    held_agent.process.send_signal(signal.SIGTERM)
+    wait_until(
+        lambda: all(signal.SIGTERM in pending(one) for one in agents_of(held_agent)), "it is passed on"
+    )
+    gate.unlink()
+    assert held_agent.process.wait(60) == 0
+
+
+def pending(process: psutil.Process) -> set[int]:
+    """Signals that were sent to it, and that it has not taken yet."""
+    text = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+    masks = [int(line.split()[1], 16) for line in text.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
+    return {number for mask in masks for number in range(1, 65) if mask >> (number - 1) & 1}
 
 
 @pytest.mark.parametrize("agent", ["2"], indirect=True)
