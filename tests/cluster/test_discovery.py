@@ -79,6 +79,6 @@ if not REASON:
                     return sorted((seen_by(url) for url in urls), key=sorted)
 
                 expected = sorted([set(FISH)] * len(FISH) + [set(FOWL)] * len(FOWL), key=sorted)
-                wait_until(lambda: views() == expected, "each cluster's agents see each other", 60.0)
+                wait_until(lambda: views() == expected, "each cluster's agents see each other")
         finally:
             network.down()

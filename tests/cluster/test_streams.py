@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cluster as local
-from real_agents import leaders, wait_until
+from real_agents import WAIT_SECONDS, leaders, wait_until
 
 RECORDS = 60
 
@@ -53,7 +53,7 @@ def append(url: str, partition: int, value: str) -> bool:
     """Whether it was acknowledged; when not, it may be stored all the same."""
     path = f"{url}/v1/topics/t/partitions/{partition}/records"
     request = urllib.request.Request(path, value.encode(), {"Content-Type": "text/plain"})
-    with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=10) as answer:
+    with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
         return bool(answer.status == 200)
     return False
 
@@ -74,7 +74,7 @@ def test_streams_and_waits_survive_the_death_of_a_leader(start_cluster: Callable
     single, merged = Reader(f"{near}/v1/topics/t/partitions/0/records"), Reader(f"{far}/v1/topics/t/records")
     for reader in (single, merged):
         reader.start()
-        assert reader.is_listening.wait(20)
+        assert reader.is_listening.wait(WAIT_SECONDS)
     acknowledged = 0
     for number in range(RECORDS):
         if number == RECORDS // 3:
