@@ -232,8 +232,9 @@ async def test_it_can_be_put_into_the_background(cluster: FakeCluster) -> None:
         one.process.send_signal(signal.SIGTSTP)
         await one.until(SHOW_CURSOR, LEAVE)
         async with asyncio.timeout(60):
-            while termios.tcgetattr(one.far) != modes:  # between the last byte and the modes
-                await asyncio.sleep(0.01)
+            while os.waitid(os.P_PID, one.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is None:
+                await asyncio.sleep(0.01)  # as a shell waits: what comes before it stands still is lost
+        assert termios.tcgetattr(one.far) == modes
         one.process.send_signal(signal.SIGCONT)
         await one.until(ENTER, b"orders")
         os.write(one.near, b"q")
