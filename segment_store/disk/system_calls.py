@@ -137,7 +137,8 @@ def forget_cached(fd: int, offset: int, length: int) -> None:
 
 def read_fully(fd: int, offset: int, length: int) -> bytes:
     """`length` bytes, or fewer at the end of the file."""
-    buffer = memoryview(bytearray(length))
+    left = max(os.fstat(fd).st_size - offset, 0)  # room for more would be cleared for nothing
+    buffer = memoryview(bytearray(min(length, left)))
     return bytes(buffer[: read_fully_into(fd, offset, buffer)])
 
 
