@@ -7,11 +7,11 @@ with which seed to begin. `python -m cluster_sim.mutants` runs them all, each se
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from memory_disk import MemoryDisk, MemoryFile
@@ -23,6 +23,7 @@ from cluster_sim.level_mutants import (
     raise_without_the_failed,
     start_above_the_own_levels,
 )
+from cluster_sim.mutant_runs import run
 from cluster_sim.queue_mutants import (
     answer_groups_before_the_commit,
     begin_without_leases,
@@ -650,37 +651,15 @@ def caught(mutant: Mutant, seed: int, *, control: bool = False) -> str | None:
     return None
 
 
-def caught_apart(mutant: Mutant, seed: int, *, control: bool = False) -> str | None:
-    """The same, in a process of its own."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        gc.disable()  # to the end: coroutines that were killed are never collected
-        try:
-            found = caught(mutant, seed, control=control)
-            os.write(writing, (found or "").encode())
-        finally:
-            os._exit(0)  # without cleaning up: what was killed never ends
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        found = pipe.read().decode(errors="replace")
-    os.waitpid(pid, 0)
-    return found or None
-
-
 def main(arguments: list[str]) -> None:
     """One line for each mutant: its name, the seed that caught it, and what was said. With --control the
     first seed of each is run without the fault: then nothing should be said."""
     control = "--control" in arguments
     names = [name for name in arguments if name != "--control"]
-    for mutant in MUTANTS:
-        if names and mutant.name not in names:
-            continue
-        for seed in range(mutant.first_seed, mutant.first_seed + (1 if control else SEEDS_MAX)):
-            found = caught_apart(mutant, seed, control=control)
-            if found is not None:
-                break
-        print(f"{mutant.name}: {'not caught' if found is None else f'seed {seed}: {found}'}", flush=True)
+    asked = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    judge, seeds = partial(caught, control=control), 1 if control else SEEDS_MAX
+    for mutant, seed, found in run(asked, judge, seeds=seeds, jobs=len(os.sched_getaffinity(0))):
+        print(f"{mutant.name}: {f'seed {seed}: {found}' if found else 'not caught'}", flush=True)
 
 
 if __name__ == "__main__":
