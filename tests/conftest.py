@@ -60,6 +60,23 @@ def pytest_asyncio_loop_factories(
 
 
 @pytest.fixture(scope="session", autouse=True)
+def warm_starts() -> Iterator[None]:
+    """Each `shoal` that a test starts is forked from a process that has imported it."""
+    from warm_start import warm_starts
+
+    with warm_starts():
+        yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Those that judge a start itself have a real one."""
+    from warm_start import WARM
+
+    WARM.is_off = item.get_closest_marker("cold_start") is not None
+
+
+@pytest.fixture(scope="session", autouse=True)
 def steady_clock() -> Iterator[None]:
     """Agents, hosts and links of a test's process go by the time of a steady loop. No timer outlives a test's
     tasks."""

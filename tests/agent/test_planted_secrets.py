@@ -183,6 +183,7 @@ async def gather_answers(house: House, token: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.cold_start
 async def test_planted_secrets_show_nowhere(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ def test_a_data_directory_that_a_running_agent_holds(start_cluster: Callable[...
     assert agents.agents[0].is_alive()
 
 
+@pytest.mark.cold_start
 def test_an_agent_says_when_it_is_ready_and_where(start_cluster: Callable[..., Any]) -> None:
     """One line with its URL and its cluster: what whoever starts it in the background waits for."""
     agents = start_cluster(1)

@@ -23,7 +23,7 @@ from real_agents import COMMAND_TIMEOUT_SECONDS, shoal_command
 
 from tests.serf.real_serf import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cold_start]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEFAULT_AGENT = "http://127.0.0.1:7070"
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cluster as local
+import pytest
 from real_agents import leaders, wait_until
 
 PARTITIONS = 200
@@ -39,6 +40,7 @@ def create(url: str, topic: str) -> None:
         assert answer.status == 201
 
 
+@pytest.mark.cold_start
 def test_many_partitions_are_quiet_and_led_again_soon(start_cluster: Callable[..., Any]) -> None:
     """Groups with nothing to say keep no timer; a killed leader of a third of them is replaced everywhere."""
     agents: local.LocalCluster = start_cluster(3)

@@ -24,7 +24,7 @@ from shoal.agent.config import AgentConfig
 from shoal.agent.process.config_source import ConfigSource
 from shoal.agent.process.supervisor import variables_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cold_start]
 WATCHDOG_USEC = 3_000_000
 
 

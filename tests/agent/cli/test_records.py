@@ -288,6 +288,7 @@ async def test_progress_on_a_terminal_is_one_line_that_is_redrawn(
     assert shown.rpartition("\r\x1b[K")[2].startswith("3,000 records acknowledged")
 
 
+@pytest.mark.cold_start
 async def test_consume_writes_what_was_produced(cluster: FakeCluster) -> None:
     """Text by default, to the end; JSON with partition and offset; limits and starts."""
     lines = b"".join(b"line %d\n" % number for number in range(100))
