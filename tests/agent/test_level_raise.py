@@ -126,7 +126,7 @@ async def test_an_agent_of_a_former_version_does_not_join_a_raised_cluster(agent
     await eventually(lambda: is_at(first, 2))
     reason = await refused(agents, "late", FORMER, first)
     assert "cannot join cluster shoal: the cluster is at level 2, and the agent understands 1" in reason
-    assert await has_status(first, "late", "left")
+    await eventually(lambda: has_status(first, "late", "left"))
     address = await first.gossip_address()
     late = await agents.start("late", levels=PRESENT, expect=2, join=[address]).until_ready()
     await eventually(lambda: is_at(late, 2))
@@ -192,7 +192,7 @@ async def test_an_agent_that_was_away_when_the_level_rose_ends_and_says_why(agen
     assert (await two.call("PUT", "/v1/topics/later", {"partitions": 1}))[0] == 201
     reason = await refused(agents, name, FORMER, one)
     assert reason.startswith("cluster shoal: the cluster is at level 2, and the agent understands 1: install")
-    assert await has_status(one, name, "left")
+    await eventually(lambda: has_status(one, name, "left"))
     back = await again_after_refusal(agents, name, one)
     await eventually(lambda: is_at(back, 2))
     await eventually(lambda: knows_topic(back, "later"))

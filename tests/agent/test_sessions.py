@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from tests.agent.agents import Running, agents_in, eventually
-from tests.agent.test_tokens import ASKED, FIRST, call, made
+from tests.agent.test_tokens import ASKED, FIRST, call, is_known, made
 
 RECORD = {"records": [{"value": "x"}]}
 
@@ -54,8 +54,10 @@ async def test_a_session_is_taken_and_ended_at_every_agent(
     async with agents_in(tmp_path) as agents:
         members = await agents.cluster(3, **ASKED)
         admin = await made(members[0], "ann", roles=["admin"])
+        await eventually(lambda: is_known(members, admin))
         assert (await call(members[2], admin, "PUT", "/v1/topics/t"))[0] == 201
         bob = await made(members[1], "bob", by=admin, roles=["producer:t*"])
+        await eventually(lambda: is_known(members, bob))
         sessions = await asyncio.gather(*(login(agent, bob) for agent in members))
         path = "/v1/topics/t/partitions/0/records"
         for sealed in sessions:

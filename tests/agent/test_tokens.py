@@ -61,6 +61,8 @@ async def test_a_token_is_used_at_every_agent_and_revoked_at_every_agent_under_l
         assert (await call(members[2], admin, "PUT", "/v1/topics/t"))[0] == 201
         going = await made(members[1], "bob", by=admin, roles=["producer:t*"])
         staying = await made(members[2], "eve", by=admin, rules=["topic:t=write"])
+        for token in (going, staying):
+            await eventually(lambda token=token: is_known(members, token))
         for agent in members:
             assert (await call(agent, going, "GET", "/v1/principals"))[1]["code"] == "forbidden"
             assert (await call(agent, going, "GET", "/v1/topics/other"))[1]["code"] == "forbidden"
@@ -127,6 +129,12 @@ async def all_appended(loads: list[Load]) -> bool:
 
 async def all_answered(loads: list[Load]) -> bool:
     return all(len(load.statuses) > 3 for load in loads)
+
+
+async def is_known(members: list[Running], token: str) -> bool:
+    """To each of them."""
+    answers = [await call(agent, token, "GET", "/v1/topics/t") for agent in members]
+    return all(status != 401 for status, _ in answers)
 
 
 async def is_refused(members: list[Running], token: Token | str) -> bool:
