@@ -25,9 +25,10 @@ from shoal.agent.host.copy_target import INSTALL_FAULTS, CopyTarget
 from shoal.agent.host.free_space import MIN_FREE_BYTES, TRIM_FREE_BYTES, FreeSpace
 from shoal.agent.host.leadership_transfer import hand_over_all
 from shoal.agent.host.newborns import Newborns
-from shoal.agent.host.open_group import OpenGroup, Unserved, nothing
+from shoal.agent.host.open_group import OpenGroup, Unserved
 from shoal.agent.host.peer_input import PeerInput
 from shoal.agent.host.peer_liveness import PeerLiveness
+from shoal.agent.host.reopening import Reopening
 from shoal.agent.host.repair import LogRepair
 from shoal.agent.host.scheduler import Scheduler
 from shoal.agent.host.unsafe_recovery import Recovery
@@ -92,7 +93,6 @@ class Host:
         self._failed: dict[GroupId, None] = {}
         """Groups whose replicas have stopped, open as they are."""
         self._opening: set[GroupId] = set()
-        self._reopening: dict[GroupId, asyncio.Future[None]] = {}
         self._outbox = Outbox(links)
         self.turns = Scheduler(clock, self._outbox.flush)
         self.schedule = self.turns.schedule
@@ -106,15 +106,16 @@ class Host:
         room = self.free_space.has_room
         views = ViewSet(stores, links, clock.now_ms, self.clocks.believed_now_us, room)
         liveness = PeerLiveness(links, self, config.raft.heartbeat_interval_ms)
+        self._copy_target = CopyTarget(links, stores, self, views)
+        self.reopening = Reopening(self, self._copy_target.abandon)
         self._duties = (
             liveness.run,
-            partial(self.free_space.watch, self._reopen_full),
+            partial(self.free_space.watch, self.reopening.look),
             self._watch_retention,
             self.clocks.run,
             CopySource(links, self).run,
             views.run,
         )
-        self._copy_target = CopyTarget(links, stores, self, views)
         self.log_repair = LogRepair(links, self, stores.hard_states)
         self.recovery = Recovery(links, stores, self)
         self.newborns = Newborns(self, stores)
@@ -163,6 +164,7 @@ class Host:
         except StoreError as error:
             is_broken = isinstance(error, Damaged | ForeignIdentity)
             self._give_up(group, ServingState.FAILED, f"its log cannot be opened: {error}", is_broken)
+            self.reopening.failed(plan, error)
             return
         finally:
             self._opening.discard(group)
@@ -191,8 +193,8 @@ class Host:
 
     async def close_group(self, group: GroupId, why: str = "the agent stops") -> None:
         """Stop the replica; its data stay. Nothing happens to one not open. Its waiters are told why."""
-        while (reopening := self._reopening.get(group)) is not None:
-            await asyncio.shield(reopening)
+        await self.reopening.is_over(group)
+        self.reopening.forget(group)
         await self._copy_target.abandon(group)
         await self.log_repair.abandon(group)
         self._unserved.pop(group, None)
@@ -210,22 +212,30 @@ class Host:
         entry = self._entry(group)
         entry.replica.say_last_words()
         self._take_out(group)
-        self._unserved[group] = Unserved(ServingState.INSTALLING, "its log is replaced, mended or opened")
-        over = self._reopening[group] = asyncio.get_running_loop().create_future()
-        try:
+
+        async def anew() -> None:
             await self._close(entry, "the log is replaced, mended or opened anew")
             await work()
-            await self._open(entry.replica.plan)
-        except INSTALL_FAULTS as error:
-            self._give_up(group, ServingState.FAILED, f"its log could not be replaced: {error}")
-        finally:
-            del self._reopening[group]
-            over.set_result(None)
+
+        await self.open_anew(entry.replica.plan, anew)
+
+    async def open_anew(self, plan: Plan, work: Work) -> None:
+        """The same for a replica that is not open."""
+        group = plan.group
+        self._unserved[group] = Unserved(ServingState.INSTALLING, "its log is replaced, mended or opened")
+        with self.reopening.of(group):
+            try:
+                await work()
+                await self._open(plan)
+            except INSTALL_FAULTS as error:
+                self._give_up(group, ServingState.FAILED, f"its log could not be replaced: {error}")
+                self.reopening.failed(plan, error)
 
     async def open_mended(self, damaged: DamagedReplica, quarantined: frozenset[LogIndex]) -> None:
         """Open a replica whose log was damaged, and is not any more, but for what is quarantined."""
         if not self.turns.stopping:
             await self._open(replace(damaged.plan, quarantined=quarantined))
+            self.reopening.on_opened()
 
     def may_reopen(self, replica: Replica) -> bool:
         """Whether it is still the group's replica."""
@@ -472,16 +482,6 @@ class Host:
         if not task.cancelled() and task.exception() is not None:
             logger.error("a task of the host failed; this is a bug", exc_info=task.exception())
 
-    async def _reopen_full(self) -> None:
-        """Replicas that a full disk stopped come back by recovery once there is room."""
-        full = [one for one in self.open_replicas() if one.failure and one.failure[0] == "disk-full"]
-        for replica in full:
-            if self.may_reopen(replica):
-                await self._copy_target.abandon(replica.group)
-            if self.may_reopen(replica):
-                logger.warning("%s: opening the replica again, since the disk has room", replica.group)
-                await self.reopen(replica.group, nothing)
-
     async def _watch_retention(self) -> None:
         """Leaders look at the age and size of their logs."""
         while True:
@@ -532,8 +532,7 @@ class Host:
         """Close every group; waiting appends get an indefinite answer. Leadership was handed over before, or
         not."""
         self.turns.stop()
-        if self._reopening:
-            await asyncio.wait(list(self._reopening.values()))
+        await self.reopening.settle()
         await self._copy_target.stop()
         await self.log_repair.stop()
         tasks = list(self._side_tasks)

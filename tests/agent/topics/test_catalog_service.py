@@ -140,6 +140,7 @@ class FakeGroups:
 
     def __post_init__(self) -> None:
         self.newborns = FakeNewborns(self)
+        self.reopening = SimpleNamespace(on_opened=lambda: None)
 
     def has(self, group: GroupId) -> bool:
         return group in self.opened
@@ -304,6 +305,18 @@ async def test_a_replica_that_cannot_be_opened_is_tried_again() -> None:
         fixture.groups.refuse = 3
         fixture.service.apply(frame(0, CreateTopic(entry())))
         await until(lambda: len(fixture.groups.opened) == 3)
+
+
+async def test_a_replica_that_comes_back_has_the_settings_of_today() -> None:
+    """The plan with which it is opened again may be of before it was closed."""
+    fixture = Fixture((SELF,))
+    async with fixture.running():
+        fixture.service.apply(frame(0, CreateTopic(entry())))
+        await until(lambda: len(fixture.groups.opened) == 3)
+        opened = fixture.groups.opened[GroupId(b"\1" * 16, 0)]
+        retention, opened["retention"] = opened["retention"], None
+        fixture.groups.reopening.on_opened()
+        await until(lambda: opened["retention"] == retention)
 
 
 async def test_a_full_disk_keeps_the_state_unsaved_and_the_agent_alive() -> None:

@@ -1,0 +1,225 @@
+"""Replicas whose opening met a full disk are opened when there is room, and at no other time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, cast
+
+import pytest
+from memory_disk import Fault, MemoryDisk
+from small_disk import REASON, mount, unmount
+from waiting import until
+
+from shoal.agent.durable.ids import GroupId
+from shoal.agent.host.open_group import GroupHost
+from shoal.agent.host.reopening import PAUSE_LOOKS_MAX, Reopening
+from shoal.agent.partition.plan import Plan
+from shoal.format.batch import DEFAULT_SCHEMA
+from shoal.replication.interfaces import Configuration
+from shoal.segment_store.config import LogConfig
+from shoal.segment_store.errors import Damaged, DiskFailed, DiskFull, SyncFailed
+from tests.agent.harness import GROUP, Cluster, Node, read_values
+from tests.agent.memory_cluster import memory_cluster
+
+NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+PLAN = Plan(GROUP, Configuration.birth(("a",)), DEFAULT_SCHEMA, LogConfig())
+
+
+class FakeHost:
+    """Nothing is open here; openings fail as a test says."""
+
+    def __init__(self) -> None:
+        self.refusal: Exception | None = NO_ROOM
+        self.opened: list[int] = []
+        """The looks at which an opening was tried."""
+        self.looks = 0
+        self.reopening = Reopening(cast("GroupHost", self), self.abandon)
+
+    async def abandon(self, _group: GroupId) -> None:
+        """There are no copies."""
+
+    def open_replicas(self) -> list[Any]:
+        return []
+
+    async def open_anew(self, plan: Plan, work: Callable[[], Awaitable[None]]) -> None:
+        with self.reopening.of(plan.group):
+            await work()
+            self.opened.append(self.looks)
+            if self.refusal is not None:
+                self.reopening.failed(plan, self.refusal)
+
+    async def look(self, times: int) -> None:
+        for _ in range(times):
+            self.looks += 1
+            await self.reopening.look()
+
+
+async def test_refusals_space_the_tries_out() -> None:
+    """A quota, or a file system without inodes, refuses although there are bytes."""
+    host = FakeHost()
+    host.reopening.failed(PLAN, NO_ROOM)
+    await host.look(10 * PAUSE_LOOKS_MAX)
+    pauses = [later - earlier - 1 for earlier, later in zip(host.opened, host.opened[1:], strict=False)]
+    assert host.opened[0] == 1
+    assert pauses[:7] == [1, 2, 4, 8, 16, 32, 64]
+    assert set(pauses[7:]) == {PAUSE_LOOKS_MAX}
+    host.refusal = None
+    before = len(host.opened)
+    await host.look(10 * PAUSE_LOOKS_MAX)
+    assert len(host.opened) == before + 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DiskFailed("a disk that failed"),
+        Damaged("segment", 0, "damage"),
+        OSError(errno.EIO, "input/output error"),
+        SyncFailed(errno.ENOSPC, "a sync that found no space has lost data"),
+    ],
+)
+async def test_what_room_does_not_mend_is_not_tried_again(error: Exception) -> None:
+    """Neither at first nor when a full disk came before."""
+    host = FakeHost()
+    host.reopening.failed(PLAN, error)
+    await host.look(3)
+    assert host.opened == []
+    host.reopening.failed(PLAN, DiskFull("no space"))
+    host.refusal = error
+    await host.look(3 * PAUSE_LOOKS_MAX)
+    assert len(host.opened) == 1
+
+
+async def test_nothing_is_opened_that_was_given_up() -> None:
+    """By a deletion, or since the host stops."""
+    host = FakeHost()
+    host.reopening.failed(PLAN, NO_ROOM)
+    host.reopening.forget(GROUP)
+    await host.look(3)
+    host.reopening.failed(PLAN, NO_ROOM)
+    await host.reopening.settle()
+    await host.look(3)
+    assert host.opened == []
+
+
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.agent.host.free_space.FREE_SPACE_INTERVAL_MS", 20)
+
+
+def refuse_writes(disk: MemoryDisk) -> None:
+    disk.faults += [
+        Fault(operation, errno.ENOSPC, "topics", times=10_000) for operation in ("write", "allocate")
+    ]
+
+
+async def leave_incomplete_write(node: Node) -> None:
+    """Behind the end of the log of a stopped node: opening it has to clear that."""
+    disk = node.make_disk()
+    directory = f"{node.directory}/topics/{GROUP.topic_id.hex()}/{GROUP.partition}"
+    names = [name for name in await disk.list(directory) if name.endswith(".arrows")]
+    file = await disk.open(f"{directory}/{max(names)}")
+    await file.write_and_sync(await file.size() - 1, b"\xff")
+    await file.close()
+
+
+async def refused_follower(cluster: Cluster) -> Node:
+    """Its opening has met a full disk; the others hold one record more."""
+    await cluster.append("a")
+    leader = await cluster.leader()
+    node = next(node for node in cluster.nodes if node is not leader)
+    await until(lambda: node.host.status(GROUP).high_watermark == 1)
+    await cluster.stop(node)
+    await leave_incomplete_write(node)
+    refuse_writes(cast("MemoryDisk", node.make_disk()))
+    await cluster.start(node)
+    status = node.host.status(GROUP)
+    assert (status.state, "No space left" in status.reason) == ("failed", True)
+    await cluster.append("b")
+    return node
+
+
+@pytest.mark.usefixtures("quick_looks")
+async def test_an_opening_that_met_a_full_disk_is_made_up_for() -> None:
+    """Without a restart, and the replica takes what came meanwhile."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        node = await refused_follower(cluster)
+        assert node.host.status(GROUP).state != "active"
+        disks[node.agent_id].faults.clear()
+        await until(lambda: node.host.status(GROUP).high_watermark == 2)
+        assert await read_values(node, local=True) == ["a", "b"]
+
+
+@pytest.mark.usefixtures("quick_looks")
+async def test_a_return_that_meets_a_full_disk_again_is_made_up_for() -> None:
+    """The replica stopped when it was full; there is room, but not yet for its opening."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        await cluster.append("a")
+        leader = await cluster.leader()
+        node = next(node for node in cluster.nodes if node is not leader)
+        disk = disks[node.agent_id]
+        refuse_writes(disk)
+        disk.faults.append(Fault("open", errno.ENOSPC, "topics", times=3))
+        await cluster.append("b")
+        await until(lambda: disk.faults[-1].times == 0)
+        disk.faults.clear()
+        await until(lambda: node.host.status(GROUP).high_watermark == 2)
+        assert await read_values(node, local=True) == ["a", "b"]
+
+
+@pytest.mark.usefixtures("quick_looks")
+async def test_a_replica_that_waits_for_room_can_be_deleted() -> None:
+    """And stays so when there is room."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        node = await refused_follower(cluster)
+        await node.host.delete_group(GROUP)
+        disks[node.agent_id].faults.clear()
+        looks = node.host.free_space
+        await looks.look()
+        await node.host.reopening.look()
+        assert not node.host.has(GROUP)
+        assert node.host.replica_record(GROUP) is None
+
+
+@pytest.fixture
+def small_disk(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    if REASON:
+        pytest.skip(f"no small disk can be mounted: {REASON}")
+    disk = tmp_path / "disk"
+    assert mount(disk) == ""
+    yield disk
+    unmount(disk)
+
+
+@pytest.mark.usefixtures("quick_looks")
+async def test_a_real_file_system_that_was_full_at_the_start(small_disk: pathlib.Path) -> None:
+    """Behind the log's end a write was torn, and the blocks before that are holes, as a copy that saves space
+    leaves them: opening clears them, which takes room."""
+    cluster = Cluster(str(small_disk), 1)
+    node = cluster.nodes[0]
+    async with cluster:
+        await cluster.append("a")
+        size_bytes = node.host.replica(GROUP).log.size_bytes
+        await cluster.stop(node)
+        segment = max(small_disk.glob("1/topics/*/0/*.arrows"))
+        os.truncate(segment, size_bytes)
+        with open(segment, "r+b") as file:
+            file.seek(size_bytes + 64 * 1024)
+            file.write(b"torn")
+        ballast = small_disk / "ballast"
+        state = os.statvfs(small_disk)
+        with open(ballast, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, state.f_bavail * state.f_frsize)
+        await cluster.start(node)
+        status = node.host.status(GROUP)
+        assert (status.state, "No space left" in status.reason) == ("failed", True)
+        await node.host.free_space.look()
+        ballast.unlink()
+        await until(lambda: node.host.status(GROUP).state == "active")
+        assert await read_values(node, local=True) == ["a"]
