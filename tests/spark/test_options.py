@@ -91,6 +91,9 @@ def test_names_in_any_case() -> None:
         ({"kafka.value.deserializer": "x"}, "use CAST(value AS STRING)"),
         ({"kafka.enable.auto.commit": "true"}, "Spark's checkpoint holds the offsets"),
         ({"txnid": "x"}, "unknown option 'txnId'; known are"),
+        ({"topic": "t"}, 'unknown option \'topic\'; a topic is read by .option("subscribe", "TOPIC")'),
+        ({"tabel": "t"}, "unknown option 'tabel'; did you mean table?"),
+        ({"prefix": "k"}, "unknown option 'prefix'; it chooses rows of a table"),
         ({"startingtimestampstrategy": "x"}, "option 'startingTimestampStrategy'; it is called"),
         ({"Subscribe": "t"}, "option subscribe is given twice, in different cases of letters"),
         ({"subscribePattern": "t.*"}, "subscribe and subscribePattern exclude each other"),
@@ -244,7 +247,7 @@ def test_options_of_a_write() -> None:
     assert parse_sink_options(named, {}) == parse_sink_options({"topic": "t"}, {})  # Spark's own
     for wrong, says in (
         ({"topics": "t"}, "did you mean topic?"),
-        ({"subscribe": "t"}, "unknown option 'subscribe'"),
+        ({"subscribe": "t"}, "unknown option 'subscribe'; a topic is written to by"),
         ({"topic": "a b"}, "no topic's name"),
         ({"txnId": "two words"}, "without spaces"),
     ):

@@ -61,9 +61,15 @@ _NO_LOGIN: Final = (
     " kafka's own are left out (docs/spark.md)"
 )
 _CAST: Final = "key and value are binary: use CAST(value AS STRING), or from_json"
+_WRITTEN_TO: Final = 'a topic is written to by .option("topic", "TOPIC")'
 _ADVICE: Final = {
     "startingTimestampStrategy": "it is called startingOffsetsByTimestampStrategy",
     "table": 'rows are written as records with keys: .option("topic", "TABLE")',
+    "topic": 'a topic is read by .option("subscribe", "TOPIC")',
+    "subscribe": _WRITTEN_TO,
+    "subscribePattern": _WRITTEN_TO,
+    "assign": _WRITTEN_TO,
+    "prefix": 'it chooses rows of a table, which is read by .option("table", "TABLE")',
     "path": 'topics are chosen by .option("subscribe", "TOPIC"), and written to by .option("topic", "TOPIC")',
     "kafka.bootstrap.servers": 'the agents are named by .option("agent", "http://HOST:7070")',
     "kafka.auto.offset.reset": "startingOffsets says where a query begins",
@@ -76,7 +82,8 @@ _ADVICE: Final = {
     "kafka.partitioner.class": "a record goes where its key belongs, or where the column partition says",
     "kafka.transactional.id": 'a write is stored once by itself, or by .option("txnId", "NAME")',
 }
-"""What takes the place of options that are refused. Of Kafka's own, these would change which records are
+"""What takes the place of options that are refused: of those that the other direction has, too. Of Kafka's
+own, these would change which records are
 read or written, and where."""
 _ADVICE_BY_PREFIX: Final = {
     "kafka.bootstrap.": _ADVICE["kafka.bootstrap.servers"],
@@ -128,6 +135,7 @@ def known_options(options: Mapping[str, str], names: Sequence[str], mode: Mode) 
     """The options by their names in lower case, without those that concern no topic. Raises SourceError for
     an unknown name, with a likely one, and for one that is given twice."""
     allowed = {name.lower(): name for name in names}
+    likely = allowed | ({"table": "table"} if names is READ else {})  # with it other names are allowed
     passed_over = {name.lower() for name in SPARKS}
     given: dict[str, str] = {}
     for name, value in options.items():
@@ -135,9 +143,9 @@ def known_options(options: Mapping[str, str], names: Sequence[str], mode: Mode) 
         if lower in passed_over or (lower not in allowed and _has_no_effect(lower)):
             continue
         if lower not in allowed:
-            close = difflib.get_close_matches(lower, allowed, n=1)
-            listed = f"known are: {', '.join(sorted(allowed.values()))}"
-            guess = f"did you mean {allowed[close[0]]}? ({listed})" if close else listed
+            close = difflib.get_close_matches(lower, likely, n=1)
+            listed = f"known are: {', '.join(sorted(likely.values()))}"
+            guess = f"did you mean {likely[close[0]]}? ({listed})" if close else listed
             raise SourceError(f"unknown option {as_written(name)!r}; {_replacement(lower) or guess}")
         if lower in given:
             raise SourceError(f"option {allowed[lower]} is given twice, in different cases of letters")
