@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -123,12 +124,24 @@ def _inspect(home: Path) -> Runtime | None:
 
 
 def _write_launcher(home: Path, directory: Path) -> Path:
-    """A JAVA_HOME whose bin/java starts the one in `home` without the module it lacks."""
+    """A JAVA_HOME whose bin/java starts the one in `home` without the module it lacks. Raises
+    JavaNotFoundError."""
     java = (home / "bin" / "java").resolve()
-    target = directory.resolve() / "bin" / "java"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    written = target.with_suffix(f".{os.getpid()}")
-    written.write_text(_LAUNCHER.format(module=_VECTOR_MODULE, java=shlex.quote(str(java))), "utf-8")
-    written.chmod(0o755)
-    written.replace(target)  # another process may be starting it at this moment
-    return target.parent.parent
+    directory = directory.parent.resolve() / directory.name
+    target = directory / "bin" / "java"
+    refused = f"Spark starts the Java in {home} by a launcher in {directory}"
+    advice = "set TMPDIR to a directory of your own, or JAVA_HOME to another Java"
+    try:
+        directory.mkdir(0o700, parents=True, exist_ok=True)
+        state = directory.lstat()
+        # The name is known to all, the temporary directory is often everybody's, and this is run.
+        if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o022:
+            raise JavaNotFoundError(f"{refused}, which others may change: {advice}")
+        target.parent.mkdir(exist_ok=True)
+        written = target.with_suffix(f".{os.getpid()}")
+        written.write_text(_LAUNCHER.format(module=_VECTOR_MODULE, java=shlex.quote(str(java))), "utf-8")
+        written.chmod(0o755)
+        written.replace(target)  # another process may be starting it at this moment
+    except OSError as error:
+        raise JavaNotFoundError(f"{refused}, which cannot be written ({error}): {advice}") from None
+    return directory

