@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
+import threading
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -87,6 +90,32 @@ def test_unknown_topics_and_absent_agents_get_one_line(cluster: Cluster) -> None
     with pytest.raises(SourceError, match=r"^no agent answers .*SHOAL_AGENT.*127\.0\.0\.1:9") as caught:
         fetch_states("flights", (UNUSED_URL,))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("sent", [b"\x1b[2J\x00\x9c gossip\r\n\r\n\r\n", b"HTTP/9.9 " + b"x" * 100_000])
+def test_what_is_no_agent_is_told_without_its_bytes(sent: bytes) -> None:
+    """The port for gossip, say: what it sends is for no terminal and no log."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            for _ in range(10):
+                with suppress(OSError):  # the listener is closed
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(65_536)
+                        connection.sendall(sent)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(SourceError) as caught:
+            fetch_states("flights", (url,))
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    told = str(caught.value)
+    assert "what answers there does not speak HTTP (a gossip port, perhaps)" in told
+    assert told.isprintable()
+    assert len(told) < 300
 
 
 def test_planning_waits_for_a_leader(cluster: Cluster) -> None:

@@ -37,6 +37,9 @@ JSON_MEDIA_TYPE: Final = "application/json"
 MOVING_STATUSES: Final = frozenset({416, 421, 429, 502, 503, 504, 507})
 """Answers that another attempt may change. 416 too: the offset was committed, so that agent is behind."""
 
+_NOT_HTTP: Final = (http.client.BadStatusLine, http.client.LineTooLong, http.client.UnknownProtocol)
+"""Their texts are bytes that were sent: of an agent's port for gossip, none that a terminal should get."""
+
 FAILED_LOGINS: Final = "too-many-failed-logins"
 
 QUOTA_SECONDS_MAX: Final = 60.0
@@ -344,6 +347,8 @@ def reason_of(error: BaseException | None) -> str:
     """An exchange's failure in a few words, with a remedy where TLS has failed."""
     if error is None:
         return "no answer"
+    if isinstance(error, _NOT_HTTP) and not isinstance(error, http.client.RemoteDisconnected):
+        return "what answers there does not speak HTTP (a gossip port, perhaps)"
     return tls_reason(error) or str(error) or type(error).__name__
 
 
