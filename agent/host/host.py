@@ -28,7 +28,7 @@ from shoal.agent.host.newborns import Newborns
 from shoal.agent.host.open_group import OpenGroup, Unserved
 from shoal.agent.host.peer_input import PeerInput
 from shoal.agent.host.peer_liveness import PeerLiveness
-from shoal.agent.host.reopening import Reopening
+from shoal.agent.host.reopener import Reopener
 from shoal.agent.host.repair import LogRepair
 from shoal.agent.host.scheduler import Scheduler
 from shoal.agent.host.unsafe_recovery import Recovery
@@ -107,10 +107,10 @@ class Host:
         views = ViewSet(stores, links, clock.now_ms, self.clocks.believed_now_us, room)
         liveness = PeerLiveness(links, self, config.raft.heartbeat_interval_ms)
         self._copy_target = CopyTarget(links, stores, self, views)
-        self.reopening = Reopening(self, self._copy_target.abandon)
+        self.reopener = Reopener(self, self._copy_target.abandon)
         self._duties = (
             liveness.run,
-            partial(self.free_space.watch, self.reopening.look),
+            partial(self.free_space.watch, self.reopener.look),
             self._watch_retention,
             self.clocks.run,
             CopySource(links, self).run,
@@ -164,7 +164,7 @@ class Host:
         except StoreError as error:
             is_broken = isinstance(error, Damaged | ForeignIdentity)
             self._give_up(group, ServingState.FAILED, f"its log cannot be opened: {error}", is_broken)
-            self.reopening.failed(plan, error)
+            self.reopener.failed(plan, error)
             return
         finally:
             self._opening.discard(group)
@@ -193,8 +193,8 @@ class Host:
 
     async def close_group(self, group: GroupId, why: str = "the agent stops") -> None:
         """Stop the replica; its data stay. Nothing happens to one not open. Its waiters are told why."""
-        await self.reopening.is_over(group)
-        self.reopening.forget(group)
+        await self.reopener.is_over(group)
+        self.reopener.forget(group)
         await self._copy_target.abandon(group)
         await self.log_repair.abandon(group)
         self._unserved.pop(group, None)
@@ -223,19 +223,19 @@ class Host:
         """The same for a replica that is not open."""
         group = plan.group
         self._unserved[group] = Unserved(ServingState.INSTALLING, "its log is replaced, mended or opened")
-        with self.reopening.of(group):
+        with self.reopener.of(group):
             try:
                 await work()
                 await self._open(plan)
             except INSTALL_FAULTS as error:
                 self._give_up(group, ServingState.FAILED, f"its log could not be replaced: {error}")
-                self.reopening.failed(plan, error)
+                self.reopener.failed(plan, error)
 
     async def open_mended(self, damaged: DamagedReplica, quarantined: frozenset[LogIndex]) -> None:
         """Open a replica whose log was damaged, and is not any more, but for what is quarantined."""
         if not self.turns.stopping:
             await self._open(replace(damaged.plan, quarantined=quarantined))
-            self.reopening.on_opened()
+            self.reopener.on_opened()
 
     def may_reopen(self, replica: Replica) -> bool:
         """Whether it is still the group's replica."""
@@ -532,7 +532,7 @@ class Host:
         """Close every group; waiting appends get an indefinite answer. Leadership was handed over before, or
         not."""
         self.turns.stop()
-        await self.reopening.settle()
+        await self.reopener.settle()
         await self._copy_target.stop()
         await self.log_repair.stop()
         tasks = list(self._side_tasks)

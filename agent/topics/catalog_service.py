@@ -126,7 +126,7 @@ class CatalogService:
         """Of the newest commands applied here, by offset, until their proposers have taken them."""
         self._beginning = asyncio.Lock()
         self._replicas = TopicReplicas(peers.agent_id, groups, self.local)
-        groups.reopening.on_opened = self._work.set
+        groups.reopener.on_opened = self._work.set
         self.kept_replicas = KeptReplicas(peers, groups, self.local, self._replicas.dead_topics)
         if self.catalog.sealed_for is not None:
             self.sealed.set()  # a crash came between the seal and giving the cluster up

@@ -140,7 +140,7 @@ class FakeGroups:
 
     def __post_init__(self) -> None:
         self.newborns = FakeNewborns(self)
-        self.reopening = SimpleNamespace(on_opened=lambda: None)
+        self.reopener = SimpleNamespace(on_opened=lambda: None)
 
     def has(self, group: GroupId) -> bool:
         return group in self.opened
@@ -315,7 +315,7 @@ async def test_a_replica_that_comes_back_has_the_settings_of_today() -> None:
         await until(lambda: len(fixture.groups.opened) == 3)
         opened = fixture.groups.opened[GroupId(b"\1" * 16, 0)]
         retention, opened["retention"] = opened["retention"], None
-        fixture.groups.reopening.on_opened()
+        fixture.groups.reopener.on_opened()
         await until(lambda: opened["retention"] == retention)
 
 

@@ -1,7 +1,7 @@
 """Replicas on their way back: closed for work on their files, stopped by a full disk, or kept closed by one.
 
-Law of this file: while a replica is closed and opened again, nobody else opens or deletes it; and when one
-that a full disk refused is tried again. How it is opened stands in host.py.
+Law of this file: while a replica is closed and opened again, nobody else opens or deletes it. One that a full
+disk refused is tried again. How it is opened stands in host.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Refused:
     pause_looks: int = 1
 
 
-class Reopening:
+class Reopener:
     """One per host."""
 
     def __init__(self, host: GroupHost, abandon_copy: Callable[[GroupId], Awaitable[None]]) -> None:
@@ -70,8 +70,8 @@ class Reopening:
             await asyncio.wait(list(self._under_way.values()))
 
     def failed(self, plan: Plan, error: Exception) -> None:
-        """Its opening did. What a full disk refused is tried again, and nothing else: only recovery of the
-        whole agent may judge a disk that has failed."""
+        """Its opening did. It is tried again only after a full disk: a disk that has failed is judged by the
+        recovery of the whole agent."""
         if isinstance(error, DiskFull) or (isinstance(error, OSError) and is_no_space(error)):
             self._refused[plan.group] = _Refused(plan)
 

@@ -15,7 +15,7 @@ from waiting import until
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.host.open_group import GroupHost
-from shoal.agent.host.reopening import PAUSE_LOOKS_MAX, Reopening
+from shoal.agent.host.reopener import PAUSE_LOOKS_MAX, Reopener
 from shoal.agent.partition.plan import Plan
 from shoal.format.batch import DEFAULT_SCHEMA
 from shoal.replication.interfaces import Configuration
@@ -36,7 +36,7 @@ class FakeHost:
         self.opened: list[int] = []
         """The looks at which an opening was tried."""
         self.looks = 0
-        self.reopening = Reopening(cast("GroupHost", self), self.abandon)
+        self.reopener = Reopener(cast("GroupHost", self), self.abandon)
 
     async def abandon(self, _group: GroupId) -> None:
         """There are no copies."""
@@ -45,22 +45,22 @@ class FakeHost:
         return []
 
     async def open_anew(self, plan: Plan, work: Callable[[], Awaitable[None]]) -> None:
-        with self.reopening.of(plan.group):
+        with self.reopener.of(plan.group):
             await work()
             self.opened.append(self.looks)
             if self.refusal is not None:
-                self.reopening.failed(plan, self.refusal)
+                self.reopener.failed(plan, self.refusal)
 
     async def look(self, times: int) -> None:
         for _ in range(times):
             self.looks += 1
-            await self.reopening.look()
+            await self.reopener.look()
 
 
 async def test_refusals_space_the_tries_out() -> None:
     """A quota, or a file system without inodes, refuses although there are bytes."""
     host = FakeHost()
-    host.reopening.failed(PLAN, NO_ROOM)
+    host.reopener.failed(PLAN, NO_ROOM)
     await host.look(10 * PAUSE_LOOKS_MAX)
     pauses = [later - earlier - 1 for earlier, later in zip(host.opened, host.opened[1:], strict=False)]
     assert host.opened[0] == 1
@@ -84,10 +84,10 @@ async def test_refusals_space_the_tries_out() -> None:
 async def test_what_room_does_not_mend_is_not_tried_again(error: Exception) -> None:
     """Neither at first nor when a full disk came before."""
     host = FakeHost()
-    host.reopening.failed(PLAN, error)
+    host.reopener.failed(PLAN, error)
     await host.look(3)
     assert host.opened == []
-    host.reopening.failed(PLAN, DiskFull("no space"))
+    host.reopener.failed(PLAN, DiskFull("no space"))
     host.refusal = error
     await host.look(3 * PAUSE_LOOKS_MAX)
     assert len(host.opened) == 1
@@ -96,11 +96,11 @@ async def test_what_room_does_not_mend_is_not_tried_again(error: Exception) -> N
 async def test_nothing_is_opened_that_was_given_up() -> None:
     """By a deletion, or since the host stops."""
     host = FakeHost()
-    host.reopening.failed(PLAN, NO_ROOM)
-    host.reopening.forget(GROUP)
+    host.reopener.failed(PLAN, NO_ROOM)
+    host.reopener.forget(GROUP)
     await host.look(3)
-    host.reopening.failed(PLAN, NO_ROOM)
-    await host.reopening.settle()
+    host.reopener.failed(PLAN, NO_ROOM)
+    await host.reopener.settle()
     await host.look(3)
     assert host.opened == []
 
@@ -182,7 +182,7 @@ async def test_a_replica_that_waits_for_room_can_be_deleted() -> None:
         disks[node.agent_id].faults.clear()
         looks = node.host.free_space
         await looks.look()
-        await node.host.reopening.look()
+        await node.host.reopener.look()
         assert not node.host.has(GROUP)
         assert node.host.replica_record(GROUP) is None
 
