@@ -131,9 +131,10 @@ class _Line:
         most = index.terms(place[0]).max_attempts
         unseen = sorted(item.invoked_at for item in index.unanswered[place[0]])
         if most is not None:
-            for receive in index.of_message[place, offset]:
-                if receive.generation != self._generation:
-                    continue
+            seen = [item for item in index.of_message[place, offset] if item.generation == self._generation]
+            if not seen and most <= len(unseen) and self._may_be_given_up(offset):
+                ends.append(unseen[most - 1])  # nobody saw any of its deliveries
+            for receive in seen:
                 attempt = next(item.attempt for item in receive.messages if item.offset == offset)
                 wanted = most - attempt  # deliveries that nobody saw, before this one or after it
                 if wanted <= index.lost_answers(place[0], receive.completed_at):
@@ -141,6 +142,13 @@ class _Line:
                 elif wanted <= len(unseen):
                     ends.append(unseen[wanted - 1])
         return min(ends, default=float("inf"))
+
+    def _may_be_given_up(self, offset: int) -> bool:
+        """Whether the message may have had all its attempts. Where that leaves a letter, it has one."""
+        dead, history = self._index.terms(self._place[0]).dead, self._index.history
+        if dead == "letter" and history.drained:
+            return self._index.letters[self._place, offset] > 0
+        return dead != "stop"
 
 
 def _ends(verb: str) -> bool:

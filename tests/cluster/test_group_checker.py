@@ -446,3 +446,24 @@ def test_a_message_whose_last_attempt_nobody_saw_is_passed_over_with_its_letter(
     assert names(made) == set()
     made.receives.pop(1)
     assert "out-of-order" in names(made)
+
+
+def test_a_message_whose_every_attempt_nobody_saw_is_passed_over_with_its_letter() -> None:
+    """In a key-ordered group, whose later consumers saw all their answers. The message is missed in its order
+    where it has no letter, or where fewer answers were lost than it had attempts."""
+    made = history("key-ordered", 4)
+    made.terms["g"] = GroupTerms("key-ordered", max_attempts=2)
+    made.receives = [
+        receive("d", 100, 1.0, (0,)),
+        unseen("a", 1.0),
+        unseen("b", 20.0),
+        receive("c", 300, 40.0, (2, 3)),
+    ]
+    made.acts = [act("ack", "d", 100, 1.5, 0), act("ack", "c", 300, 41.0, 2, 3)]
+    made.letters = [Letter("g", P, 1, 2, "expired")]
+    assert names(made) == set()
+    lost = made.receives.pop(2)
+    assert names(made) == {"key-order"}
+    made.receives.insert(2, lost)
+    made.letters = []
+    assert names(made) == {"key-order", "lost"}
