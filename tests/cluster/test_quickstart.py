@@ -14,9 +14,9 @@ import cluster as local
 import pytest
 from real_agents import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_500)]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SHOW_TIMEOUT_SECONDS = 400.0
+SHOW_TIMEOUT_SECONDS = 700.0
 
 
 def start_show(directory: pathlib.Path, *arguments: str) -> subprocess.Popen[str]:

@@ -20,7 +20,7 @@ from rehearsal import TOPIC, Rehearsal
 from upgrade_report import longest, pauses, summary
 from versions import own_levels, version_of_levels
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_500)]
 
 LOWEST, LEVEL = own_levels()
 FORMER = version_of_levels(LOWEST, LEVEL)

@@ -99,7 +99,7 @@ def fill(cluster: LocalCluster, lines: list[str], *, is_end: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)  # 35 s on two idle cores: Spark starts twice
+@pytest.mark.timeout(900)  # 35 s on two idle cores: Spark starts twice
 def test_the_pipeline_equals_a_batch_under_kills(tmp_path: pathlib.Path) -> None:
     """The driver is killed after a micro-batch and started again, then a leader dies: topic and Parquet hold
     every hour and airport exactly once, with the numbers of the source. Each update of the output mode

@@ -96,7 +96,7 @@ def run(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(450)  # three JVMs start: minutes on a busy machine
+@pytest.mark.timeout(900)  # three JVMs start: minutes on a busy machine
 def test_a_cluster_gets_shoal_by_register(
     cluster: Cluster, bare_python: pathlib.Path, spark_home: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -118,7 +118,7 @@ def test_a_cluster_gets_shoal_by_register(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(450)  # as above
+@pytest.mark.timeout(900)  # as above
 def test_spark_submit_takes_the_zip(
     cluster: Cluster, bare_python: pathlib.Path, spark_home: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -131,7 +131,7 @@ def test_spark_submit_takes_the_zip(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(450)  # as above
+@pytest.mark.timeout(900)  # as above
 def test_connect_gets_shoal_by_register(
     cluster: Cluster, bare_python: pathlib.Path, spark_home: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
