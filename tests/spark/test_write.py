@@ -493,6 +493,11 @@ def test_sizes_do_not_depend_on_order_or_batches(rows: list[tuple[bytes | None, 
         ([("key", "string")], "t", "there is no column value"),
         ([("value", "int")], "t", "column value is int, but string or binary is written"),
         ([("value", "string"), ("delay", "int")], "t", "column 'delay' cannot be written"),
+        (
+            [("value", "string"), ("VALUE", "string")],
+            "t",
+            "column value is there twice, perhaps in different",
+        ),
         ([("value", "string"), ("partition", "bigint")], "t", "column partition is bigint, but int"),
         (
             [("value", "string"), ("headers", "array<string>")],

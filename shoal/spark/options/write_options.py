@@ -59,7 +59,11 @@ def parse_sink_options(options: Mapping[str, str], environment: Mapping[str, str
 
 def check_written(columns: Sequence[tuple[str, str]], options: SinkOptions) -> None:
     """Check a write's columns, given as (name, type). Raises SourceError for one that no topic takes."""
-    given = {name.lower(): kind for name, kind in columns}
+    given: dict[str, str] = {}
+    for name, kind in columns:
+        if name.lower() in given:
+            raise SourceError(f"column {name.lower()} is there twice, perhaps in different cases of letters")
+        given[name.lower()] = kind
     if "value" not in given:
         raise SourceError(
             "there is no column value; make one of all columns, for example:"
