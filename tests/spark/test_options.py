@@ -92,6 +92,10 @@ def test_names_in_any_case() -> None:
         ({"kafka.enable.auto.commit": "true"}, "Spark's checkpoint holds the offsets"),
         ({"txnid": "x"}, "unknown option 'txnId'; known are"),
         ({"topic": "t"}, 'unknown option \'topic\'; a topic is read by .option("subscribe", "TOPIC")'),
+        (
+            {"provider": "shoal"},
+            "no tables of Spark's catalog, which would keep the options: say CREATE TEMP",
+        ),
         ({"tabel": "t"}, "unknown option 'tabel'; did you mean table?"),
         ({"prefix": "k"}, "unknown option 'prefix'; it chooses rows of a table"),
         ({"startingtimestampstrategy": "x"}, "option 'startingTimestampStrategy'; it is called"),

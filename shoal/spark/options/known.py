@@ -70,6 +70,10 @@ _ADVICE: Final = {
     "subscribePattern": _WRITTEN_TO,
     "assign": _WRITTEN_TO,
     "prefix": 'it chooses rows of a table, which is read by .option("table", "TABLE")',
+    "provider": (
+        "topics are no tables of Spark's catalog, which would keep the options: say CREATE TEMPORARY VIEW"
+        " NAME USING shoal OPTIONS (...)"
+    ),
     "path": 'topics are chosen by .option("subscribe", "TOPIC"), and written to by .option("topic", "TOPIC")',
     "kafka.bootstrap.servers": 'the agents are named by .option("agent", "http://HOST:7070")',
     "kafka.auto.offset.reset": "startingOffsets says where a query begins",
