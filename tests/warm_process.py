@@ -57,7 +57,8 @@ class Request:
 
 
 def import_everything() -> None:
-    """The command, and what its commands import once they run; without data frames, as they do."""
+    """The command, and what its commands import once they run; without data frames, as they do. The commands
+    are made as well: that is the same in each."""
     from shoal.agent.process.footprint import import_no_frames
 
     import_no_frames()
@@ -67,6 +68,7 @@ def import_everything() -> None:
         for found in pkgutil.walk_packages(package.__path__, f"{name}."):
             if found.name not in LEFT_OUT:
                 importlib.import_module(found.name)
+    importlib.import_module("shoal.agent.cli.main").root_command()
 
 
 def threads() -> set[str]:

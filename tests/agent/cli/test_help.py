@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import typer
 from command_line import COMMAND_SECONDS, Ran, assert_one_line, run
 
-from shoal.agent.cli.main import _json_defaults, app, main
+from shoal.agent.cli.main import _json_defaults, main, root_command
 
 
 def commands_below(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -27,7 +26,7 @@ def commands_below(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[
         yield from commands_below(below, (*words, name))
 
 
-COMMANDS = dict(commands_below(typer.main.get_command(app)))
+COMMANDS = dict(commands_below(root_command()))
 SPARK = ("package", "init", "run")
 JSON_FROM_FILES = {("agent",), ("dev",), ("help",), ("log", "export"), *(("spark", name) for name in SPARK)}
 """They run an agent or Spark, show help, or write files in another form."""
@@ -187,7 +186,7 @@ def test_every_answer_can_be_json(command: tuple[str, ...]) -> None:
         return
     options = {option for parameter in known.params for option in parameter.opts}
     assert {"--json", "--output"} <= options
-    before = _json_defaults(typer.main.get_command(app))
+    before = _json_defaults(root_command())
     for word in command:
         before = before[word]
     assert before == {"output": "json"}
@@ -289,7 +288,7 @@ def documented_commands() -> list[str]:
 def test_every_documented_command_is_understood(line: str) -> None:
     """The commands, options and arguments that the documents name are there; nothing is run."""
     words = [PLACEHOLDERS.get(word, word) for word in shlex.split(line)[1:]]
-    command = typer.main.get_command(app)
+    command = root_command()
     context = None
     while hasattr(command, "resolve_command"):
         context = command.make_context("shoal", words, parent=context)
