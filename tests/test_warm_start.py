@@ -32,7 +32,7 @@ print(json.dumps({
     "blocked": sorted(map(str, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
     "input": sys.stdin.read(),
     "streams": [
-        [stream.encoding, stream.errors, stream.line_buffering, stream.isatty(), stream.mode, stream.fileno()]
+        [stream.encoding, stream.errors, stream.line_buffering, stream.isatty(), repr(stream)]
         for stream in (sys.stdin, sys.stdout, sys.stderr)
     ],
 }, sort_keys=True))

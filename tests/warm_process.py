@@ -145,6 +145,7 @@ def open_standard_streams() -> None:
         mode = "r" if descriptor == 0 else "w"
         buffering = 0 if is_unbuffered and mode == "w" else -1
         buffer = open(descriptor, f"{mode}b", buffering, closefd=False)  # noqa: SIM115 -- to the end
+        getattr(buffer, "raw", buffer).name = f"<{name}>"
         stream = io.TextIOWrapper(
             buffer,
             encoding=before.encoding,
