@@ -181,7 +181,8 @@ class NodeTable:
     def _is_flooded(self) -> bool:
         if len(self._nodes) <= FLOOD_NODES:
             return False
-        living = [node.answered for node in self if not node.gone]
+        nodes, dead, left = self._nodes.values(), State.DEAD, State.LEFT  # asked at each gossip, of all
+        living = [node.answered for node in nodes if (state := node.state) is not dead and state is not left]
         proven = sum(living)
         return len(living) - 1 - proven > FLOOD_SHARE * proven + FLOOD_NODES
 
