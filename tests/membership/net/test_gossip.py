@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import gc
 import random
+import select
 import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from waiting import until
+from waiting import PATIENCE_S, until
 
 from shoal.membership.config import GossipConfig
 from shoal.membership.interface import JoinError, Member, MemberEvent
@@ -322,42 +323,57 @@ async def test_a_stalled_loop_accuses_nobody() -> None:
         assert not [kind for heard in started.heard for kind, _ in heard if kind == "failed"]
 
 
-async def next_ping(udp: socket.socket) -> Ping:
-    """The next ping that arrives at a socket of ours."""
-    async with asyncio.timeout(40):
+class Standing:
+    """A member's clock that stands still but for `hold`: how long this process stood still is the test's."""
+
+    def __init__(self, member: Membership, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._member = member
+        self._now_ms = member._now_ms()
+        monkeypatch.setattr(member, "_now_ms", lambda: self._now_ms)
+
+    def hold(self, milliseconds: int) -> None:
+        """The member's timer fires so much later, whatever the loop does."""
+        self._now_ms += milliseconds
+        self._member._on_timer()
+
+    def next_ping(self, udp: socket.socket) -> Ping:
+        """To a socket of ours. Nothing of its time is over."""
+        while self._member._running().swim._prober._probe is None:
+            self.hold(2)
         while True:
-            try:
-                messages = decode_packet(udp.recv(65_536)).messages
-            except BlockingIOError:
-                await asyncio.sleep(0.002)
-                continue
+            messages = decode_packet(udp.recv(65_536)).messages
             pings = [message for message in messages if isinstance(message, Ping)]
             if pings:
                 return pings[0]
 
 
-@pytest.mark.machine_clock
-async def test_what_arrived_counts_before_what_is_overdue() -> None:
+async def test_what_arrived_counts_before_what_is_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline has passed and the ack lies in the kernel when the timer fires: the ack is read first."""
     async with pool("a") as started:
         member = started.members[0]
+        standing = Standing(member, monkeypatch)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
             udp.bind(("127.0.0.1", 0))
-            udp.setblocking(False)
+            udp.settimeout(PATIENCE_S)
             endpoint = Endpoint(bytes((127, 0, 0, 1)), udp.getsockname()[1])
             alive = encode_message(Alive(1, "peer", endpoint, b"", VSN))
             udp.sendto(encode_packet((alive,)), ("127.0.0.1", member.port))
-            ping = await next_ping(udp)
+            arrived(member)
+            ping = standing.next_ping(udp)
             for answers in (True, False):
                 for _ in range(2):  # others are asked, late as it is; then the stall is excused, once
-                    hold(0.15)
-                    member._on_timer()
-                hold(0.15)
+                    standing.hold(150)
                 if answers:
                     ack = encode_packet((encode_message(Ack(ping.sequence)),))
                     udp.sendto(ack, ("127.0.0.1", member.port))
-                member._on_timer()
+                    arrived(member)
+                standing.hold(150)
                 assert statuses(member) == {"a": "alive", "peer": "alive" if answers else "suspect"}
+
+
+def arrived(member: Membership) -> None:
+    """What was sent to it lies in the kernel."""
+    assert select.select([member._udp], [], [], PATIENCE_S)[0]
 
 
 def hold(seconds: float) -> None:
