@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import errno
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 
 import pytest
@@ -112,6 +112,22 @@ async def test_a_burst_between_two_looks_at_the_disk_does_not_fill_it() -> None:
         assert (await node.host.reader(GROUP).read(FetchRequest(Offset(0), max_bytes=1))).next_offset == 1
 
 
+@contextlib.contextmanager
+def full(disk: MemoryDisk) -> Iterator[None]:
+    """No log can be written, and the disk says so: until it has room nobody opens one again."""
+
+    async def nothing_free(path: str) -> tuple[int, int]:
+        return 0, disk.capacity_bytes
+
+    disk.faults += [
+        Fault(operation, errno.ENOSPC, "topics", times=1_000) for operation in ("write", "allocate")
+    ]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(disk, "free_bytes", nothing_free)
+        yield
+    disk.faults.clear()
+
+
 @pytest.mark.parametrize("feeds", [False, True])
 async def test_a_follower_stopped_by_a_full_disk_returns_when_there_is_room(feeds: bool) -> None:
     """It says why it stopped, the others go on, and recovery brings it back without a restart: also one that
@@ -126,16 +142,12 @@ async def test_a_follower_stopped_by_a_full_disk_returns_when_there_is_room(feed
         if feeds:
             await follower.host.close_group(GROUP)
             await follower.open(cluster.birth, machine=machine)
-        disk = disks[follower.agent_id]
-        disk.faults += [
-            Fault(operation, errno.ENOSPC, "topics", times=1_000) for operation in ("write", "allocate")
-        ]
-        await cluster.append("b")
-        await until(lambda: follower.host.status(GROUP).state == "failed")
-        with pytest.raises(ShoalError, match="disk-full"):
-            await follower.host.append(GROUP, Submission.of([message("x")], timeout_ms=100))
-        await cluster.append("c")
-        disk.faults.clear()
+        with full(disks[follower.agent_id]):
+            await cluster.append("b")
+            await until(lambda: follower.host.status(GROUP).state == "failed")
+            with pytest.raises(ShoalError, match="disk-full"):
+                await follower.host.append(GROUP, Submission.of([message("x")], timeout_ms=100))
+            await cluster.append("c")
         await until(lambda: follower.host.has(GROUP) and follower.host.status(GROUP).high_watermark == 3)
         assert await read_values(follower, local=True) == ["a", "b", "c"]
         await until(lambda: taken == ([0, 1, 2] if feeds else []))
@@ -150,24 +162,18 @@ async def test_nobody_else_opens_or_deletes_a_replica_that_comes_back_from_a_ful
         leader = await cluster.leader()
         follower = next(node for node in cluster.nodes if node is not leader)
         host, disk = follower.host, disks[follower.agent_id]
-        disk.faults += [
-            Fault(operation, errno.ENOSPC, "topics", times=1_000) for operation in ("write", "allocate")
-        ]
-        await cluster.append("b")
-        await until(lambda: host.status(GROUP).state == "failed")
-        disk.faults.clear()
+        with full(disk):
+            await cluster.append("b")
+            await until(lambda: host.status(GROUP).state == "failed")
         stopped, states = host.replica(GROUP), set[str]()
         while host.open_replica(GROUP) in (None, stopped):
             states.add(host.status(GROUP).state)
             await asyncio.sleep(0)
         assert states == {"failed", "installing"}
 
-        disk.faults += [
-            Fault(operation, errno.ENOSPC, "topics", times=1_000) for operation in ("write", "allocate")
-        ]
-        await cluster.append("c")
-        await until(lambda: host.status(GROUP).state == "failed")
-        disk.faults.clear()
+        with full(disk):
+            await cluster.append("c")
+            await until(lambda: host.status(GROUP).state == "failed")
         while host.status(GROUP).state == "failed":
             await asyncio.sleep(0)
         await host.delete_group(GROUP)
@@ -198,10 +204,10 @@ async def test_power_failures_lose_nothing_acknowledged(seed: int) -> None:
                 await cluster.start(node)
                 assert node.host.status(GROUP).state == "active", node.host.status(GROUP).reason
             await asyncio.gather(*burst)
-            await cluster.append(f"{round_}.end")
+            ended = await cluster.append(f"{round_}.end")
+            acknowledged.append((ended.base_offset, f"{round_}.end"))
         leader = await cluster.leader()
         values = await read_values(leader)
-        assert len(acknowledged) > 0
         for offset, value in acknowledged:
             assert values[offset] == value
         end = len(values)
@@ -233,12 +239,12 @@ async def test_a_deposed_leader_still_answers_success_for_a_committed_entry() ->
         # Followers hear the leader, but nothing comes back: it cannot learn that its entry is everywhere.
         unhear(leader)
         reached = asyncio.create_task(
-            leader.host.append(GROUP, Submission.of([message("reached")], timeout_ms=8_000))
+            leader.host.append(GROUP, Submission.of([message("reached")], timeout_ms=60_000))
         )
         await until(lambda: all(n.host.status(GROUP).log_end_offset == 2 for n in others))
         mute(leader)
         lost = asyncio.create_task(
-            leader.host.append(GROUP, Submission.of([message("lost")], timeout_ms=8_000))
+            leader.host.append(GROUP, Submission.of([message("lost")], timeout_ms=60_000))
         )
         successor = await until(lambda: next((n for n in others if n.leads), None))
         await successor.host.append(GROUP, Submission.of([message("next")], timeout_ms=30_000))

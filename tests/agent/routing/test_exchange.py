@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from waiting import PATIENCE_S
 
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.events.change_counter import Watch
@@ -164,7 +165,7 @@ async def _a_crash_is_streamed(cluster: list[Any]) -> None:
     watcher, victim = cluster[0], cluster[2]
     victim_id, url = victim.agent.agent_id, f"{watcher.agent.url}/v1/events"
     seen: list[tuple[str, Any]] = []
-    async with aiohttp.ClientSession() as session, session.get(url) as response, asyncio.timeout(20):
+    async with aiohttp.ClientSession() as session, session.get(url) as response, asyncio.timeout(PATIENCE_S):
         assert response.status == 200
         first = await response.content.readuntil(b"\n\n")
         assert b"event: listening" in first
@@ -247,7 +248,7 @@ async def test_a_peer_that_does_not_answer_is_not_waited_for_long(monkeypatch: p
     exchange = RouteExchange(
         peers=peers, watch=Watch("b"), rng=random.Random(1), held=list, claim=lambda _: None, touched=list
     )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         first = asyncio.create_task(exchange.freshen_everywhere())
         await asyncio.sleep(0.001)
         await asyncio.gather(first, *(exchange.freshen_everywhere() for _ in range(10)))
