@@ -25,6 +25,7 @@ from shoal.agent.http.fast_receive import Ended, FastReceive
 from shoal.agent.http.fast_refusal import Unpermitted
 from shoal.agent.http.fast_row import FastRow
 from shoal.agent.http.http1.connection import ConnectionState, HttpConnection, Received
+from shoal.agent.http.http1.head import RequestHead
 from shoal.agent.http.pending_append import PendingAppend
 from shoal.agent.http.produce.fast_append import FastRequest
 from shoal.agent.http.shared import Request, Shared
@@ -46,34 +47,16 @@ class Connection(Front):
     """One per connection."""
 
     __slots__ = (
-        "_address",
-        "_append",
-        "_appends",
-        "_guess",
-        "_handler",
-        "_held_back",
-        "_http",
-        "_last",
-        "_no_append",
-        "_paused",
-        "_receive",
-        "_receiving",
-        "_rest",
-        "_resumed",
-        "_shared",
-        "_shown",
-        "_since_ms",
-        "_unread",
-        "_window_bytes",
-        "transport",
+        "_append", "_appends", "_guess", "_handler", "_held_back", "_http", "_last", "_no_append",
+        "_paused", "_receive", "_receiving", "_rest", "_resumed", "_shared", "_since_ms", "_unread",
+        "_window_bytes", "transport",
     )  # fmt: skip
 
     def __init__(self, shared: Shared, guard: Guard, certificate: PeerCertificate | None = None) -> None:
         self._shared, self.guard = shared, guard
         self.certificate, self.doorkeeper = certificate, shared.doorkeeper
         self._appends, self.measures = shared.appends, shared.appends.context.measures
-        self._http: HttpConnection[Request]
-        self._http = HttpConnection(shared.request if certificate is None else shared.reader(certificate))
+        self._http: HttpConnection[Request] = HttpConnection(self._request)
         self.transport: asyncio.Transport | None = None
         self._handler: HandedOver | None = None  # aiohttp's, once a request went there
         self.under_way, self.meter, self.counted = False, None, None
@@ -231,14 +214,22 @@ class Connection(Front):
         start = request.lead_bytes - len(head)
         same = size >= len(head) and memory[start : request.lead_bytes] == head
         takes = not self._paused and self._http.state is ConnectionState.IDLE
-        takes = takes and self.doorkeeper.is_allowed(request, self.certificate) and self.is_told(request)
-        if same and takes and self._admit(request, size - len(head)):
+        if same and takes and self.is_let_in(request) and self._admit(request, size - len(head)):
             self._http.begin(request)
             self._http.body_came(size - len(head))
             self._go_on_with(PendingAppend(self, head, request, memory), size - len(head))
         else:
             self._last = None
             self._take(memory[start : start + size])
+
+    def _request(self, head: bytes) -> Request | None:
+        """The request of a whole head. RequestHead: it goes the ordinary way. None: it cannot be read."""
+        request = self._shared.understood(head)
+        if request is self.let_in and self.era is self.doorkeeper.era.now:
+            return request  # nearly every request
+        if request is None or isinstance(request, RequestHead) or self.judge(request):
+            return request
+        return Unpermitted(request, request.body_bytes)
 
     def _take(self, data: memoryview) -> None:
         """Bytes that follow everything taken before."""
@@ -251,7 +242,8 @@ class Connection(Front):
                 received = self._refuse(received)
             if received is not None:
                 head, request, body = received
-                if isinstance(request, FastRequest | FastReceive | FastRow) and not self.is_told(request):
+                if request is not self.let_in and isinstance(request, FastRequest | FastReceive | FastRow):
+                    # The ordinary way tells the audit of a login first.
                     self._hand_over(head + bytes(body))
                 elif isinstance(request, FastRequest) and self._receive_append(head, request, body):
                     pass

@@ -6,8 +6,6 @@ Law of this file: memory, limits and time. Bytes are each connection's own matte
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from aiohttp import web
@@ -18,7 +16,6 @@ from shoal.agent.http.fast_refusal import FastRefusals, Unpermitted
 from shoal.agent.http.fast_row import BEGINNINGS, FastRow, FastRows
 from shoal.agent.http.http1.head import RequestHead
 from shoal.agent.http.produce.fast_append import FastAppends, FastRequest
-from shoal.agent.security.access import PeerCertificate
 
 if TYPE_CHECKING:
     from shoal.agent.http.front import Connection
@@ -60,20 +57,8 @@ class Shared:
         self._look_ms = min(limits.idle_ms, limits.body_stall_ms, limits.unread_ms) / LOOKS
         self._timer: asyncio.TimerHandle | None = None
 
-    def reader(self, certificate: PeerCertificate) -> Callable[[bytes], Request | None]:
-        """Of heads on the connection of a client that TLS has proven."""
-        return partial(self.request, certificate=certificate)
-
-    def request(self, data: bytes, certificate: PeerCertificate | None = None) -> Request | None:
+    def understood(self, data: bytes) -> FastRequest | FastReceive | FastRow | RequestHead | None:
         """The request of a whole head. RequestHead: it goes the ordinary way. None: it cannot be read."""
-        request = self._understood(data)
-        if request is None or isinstance(request, RequestHead):
-            return request
-        if self.doorkeeper.is_allowed(request, certificate):
-            return request
-        return Unpermitted(request, request.body_bytes)
-
-    def _understood(self, data: bytes) -> FastRequest | FastReceive | FastRow | RequestHead | None:
         if data.startswith(BEGINNINGS):
             row = self.rows.known(data)
             if row is not None:

@@ -229,12 +229,12 @@ class ShownLogin:
     """The login that a connection has shown last, and until when the audit need not hear of it again.
     `address`: of its other end."""
 
-    __slots__ = ("_address", "_authorization", "_until_ms")
+    __slots__ = ("_address", "_authorization", "until_ms")
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._authorization: str | None = None
-        self._until_ms = 0.0
+        self.until_ms = 0.0
 
     def is_told(
         self,
@@ -244,12 +244,12 @@ class ShownLogin:
         now_ms: float,
     ) -> bool:
         """Whether the audit knows this one, or there is none."""
-        if authorization is self._authorization and now_ms < self._until_ms:
+        if authorization is self._authorization and now_ms < self.until_ms:
             return True  # asked by each request: the text is the same object where its head is remembered
         login = login_of(authorization, certificate, self._address)
         self._authorization = authorization
-        self._until_ms = math.inf if login is None else trail.login_known_until_ms(login, int(now_ms))
-        return self._until_ms > 0
+        self.until_ms = math.inf if login is None else trail.login_known_until_ms(login, int(now_ms))
+        return self.until_ms > 0
 
 
 def shortened(text: str) -> str:

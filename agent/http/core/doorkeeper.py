@@ -7,17 +7,17 @@ not. Verdicts are remembered for the fast ways, with the version of Access and t
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, NamedTuple, Protocol
 
 from multidict import CIMultiDictProxy
 
 from shoal.agent.http.admission.cookies import COOKIE, SECURE_COOKIE, refuse_other_pages, sessions_in
 from shoal.agent.http.admission.credential_form import check_form
+from shoal.agent.http.admission.era import Era
 from shoal.agent.http.admission.known_refusals import Asked, KnownRefusals
 from shoal.agent.http.api.needs import CLUSTER_ADMIN, CLUSTER_DESCRIBE, TOPIC_DESCRIBE, Needs, OtherNeed
 from shoal.agent.http.api.operation import Operation
@@ -202,8 +202,7 @@ class Doorkeeper:
         self._failed_logins = FailedLogins()
         self._version = access.version
         self._now_ms = 0.0
-        self._has_looked = False
-        """Whether version and clock were read in this turn of the loop."""
+        self.era = Era(is_endless=not access.is_on)
         self.nobody = Asker(
             access, ShownCredentials(), Identity(ANONYMOUS, Proof.OPEN), OtherNeed.NOTHING, ""
         )
@@ -278,10 +277,12 @@ class Doorkeeper:
         access = self.access
         if not access.is_on:
             return True
-        if not self._has_looked:
+        if self.era.now is None:
             self._look()
         asked = (request.authorization, certificate, request.operation, request.resource)
-        if self._now_ms < self._allowed.get(asked, 0.0):
+        until_ms = self._allowed.get(asked, 0.0)
+        if self._now_ms < until_ms:
+            self.era.lasts_until(until_ms)
             return True
         return asked not in self.refusals.told and self._judge(asked, request)
 
@@ -308,7 +309,9 @@ class Doorkeeper:
         metered = metered_by(identity.principal, access.quotas_of(identity))
         if metered is not None:
             self.metered[asked] = metered
-        self._allowed[asked] = math.inf if identity.expires_ms is None else identity.expires_ms
+        until_ms = math.inf if identity.expires_ms is None else identity.expires_ms
+        self._allowed[asked] = until_ms
+        self.era.lasts_until(until_ms)
         return True
 
     @property
@@ -351,7 +354,9 @@ class Doorkeeper:
         if self.trail is None:
             return True
         name = None if certificate is None else certificate.name
-        return shown.is_told(self.trail, request.authorization, name, self._now_ms)
+        is_told = shown.is_told(self.trail, request.authorization, name, self._now_ms)
+        self.era.lasts_until(shown.until_ms)
+        return is_told
 
     def _look(self) -> None:
         """Void the verdicts of another version or second, and read the clock: once a turn of the loop, since
@@ -363,11 +368,10 @@ class Doorkeeper:
         now_ms = wall_ms()
         self._now_ms = latest_ms(self._now_ms, now_ms)
         self.refusals.look(now_ms)
-        with suppress(RuntimeError):  # without a loop each request looks
-            asyncio.get_running_loop().call_soon(setattr, self, "_has_looked", False)
-            self._has_looked = True
+        self.era.go_on(self._now_ms)
 
     def _forget(self) -> None:
+        self.era.begin()  # quotas are forgotten, too: who is let in has to be asked for them
         self._allowed.clear()
         self.refusals.told.clear()
         self.metered.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
+from typing import Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
@@ -27,6 +28,8 @@ logger = logging.getLogger("shoal.http")
 
 # The front ends idle connections; aiohttp's own clock knows nothing of the requests that it never sees.
 NEVER_S = 10 * 365 * 86_400.0
+NO_ERA: Final = object()
+"""Of a request that alone is let in, and not the next one like it."""
 
 
 class Front(asyncio.BufferedProtocol):
@@ -34,16 +37,20 @@ class Front(asyncio.BufferedProtocol):
     is with its handler. `measures`: where answers are counted. `certificate`: of the other end, as TLS has
     proven it; None without TLS or a certificate. `doorkeeper`: asked for quotas. `meter`: of a fast request
     under way whose principal has some. `counted`: for the principal whose quota of connections it takes.
-    `guard`: what each answer tells a browser. `shown`: its last login."""
+    `guard`: what each answer tells a browser. `shown`: its last login. `let_in`: its last fast request, if
+    that may be and the audit knows of it, and `era` the doorkeeper's at that time."""
 
     __slots__ = (
-        "certificate", "counted", "doorkeeper", "guard", "measures", "meter", "shown", "under_way"
+        "certificate", "counted", "doorkeeper", "era", "guard", "let_in", "measures", "meter", "shown",
+        "under_way",
     )  # fmt: skip
 
     certificate: PeerCertificate | None
     counted: Hold | None
     doorkeeper: Doorkeeper
+    era: object
     guard: Guard
+    let_in: FastAsking | None
     measures: HttpMeasures
     meter: Meter | None
     shown: ShownLogin
@@ -52,6 +59,22 @@ class Front(asyncio.BufferedProtocol):
     def came_from(self, transport: asyncio.Transport) -> None:
         """The connection is there."""
         self.shown = ShownLogin(address_of(transport))
+        self.let_in, self.era = None, NO_ERA
+
+    def judge(self, request: FastAsking) -> bool:
+        """Whether a fast request may be. It is let in from now on if the audit need not hear of it."""
+        self.let_in, doorkeeper = None, self.doorkeeper
+        may = doorkeeper.is_allowed(request, self.certificate)
+        if may and self.is_told(request):
+            era = doorkeeper.era.now
+            self.let_in, self.era = request, NO_ERA if era is None else era
+        return may
+
+    def is_let_in(self, request: FastAsking) -> bool:
+        """Whether it may go on its fast way."""
+        if request is self.let_in and self.era is self.doorkeeper.era.now:
+            return True
+        return self.judge(request) and request is self.let_in
 
     def is_told(self, request: FastAsking) -> bool:
         """Whether the audit knows that the credential of a fast request is used from here."""

@@ -128,6 +128,7 @@ class HttpConnection(Generic[F]):
             self.held.clear()
 
     def close(self) -> None:
-        """Take nothing more."""
+        """Take nothing more, and keep nobody who reads heads."""
+        self._read = lambda _: None
         self.state = ConnectionState.CLOSING
         self.held.clear()

@@ -16,9 +16,13 @@ from http_access import MemoryAccess, Reply, Wire
 from http_fixtures import Agent, running
 
 from shoal.agent.http import fast_refusal
-from shoal.agent.http.core import request_quota
+from shoal.agent.http.api.needs import TOPIC_WRITE, Needs
+from shoal.agent.http.core import doorkeeper, request_quota
+from shoal.agent.http.core.doorkeeper import Doorkeeper
+from shoal.agent.http.core.handed_over import NO_ERA, Front
 from shoal.agent.http.core.request_quota import Metered, Meters
 from shoal.agent.security.access import PeerCertificate
+from shoal.agent.security.audit import ShownLogin
 from shoal.agent.security.quota import REFUSAL_DELAY_MAX_NS, REFUSALS_PER_S, SECOND_NS, Quotas, Taken
 from shoal.client.async_admin import AdminClient
 from shoal.client.async_client import AsyncClient
@@ -195,6 +199,47 @@ async def test_a_quota_that_changes_counts_at_once() -> None:
         stand.limit(Quotas(requests=10))
         stand.now_ns[0] += SECOND_NS // 10
         assert (await stand.ask(WRITE, b"v")).status == 200
+
+
+class Asking(NamedTuple):
+    """A write of one byte, as a fast way has understood it."""
+
+    authorization: str
+    resource: str
+    operation: str = "append-records"
+    needs: Needs = TOPIC_WRITE
+    body_bytes: int = 1
+
+
+class Asker(Front):
+    """A connection of a turn of the loop that holds the requests of others too."""
+
+    def __init__(self, keeper: Doorkeeper) -> None:
+        self.doorkeeper, self.certificate, self.shown = keeper, None, ShownLogin("127.0.0.1")
+        self.counted, self.meter, self.let_in, self.era = None, None, None, NO_ERA
+
+    def answer_ended(self, *, keep_alive: bool) -> None:
+        raise AssertionError("nothing is answered here")
+
+
+async def test_a_quota_is_kept_while_others_take_the_room_of_verdicts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the same turn, on a connection whose next request is like its last: that counts all the same."""
+    monkeypatch.setattr(doorkeeper, "VERDICTS_MAX", 2)
+    async with standing() as stand:
+        stand.limit(Quotas(requests=2))
+        keeper = stand.agent.runner.context.doorkeeper
+        keeper.trail = None
+        bob, ann = Asker(keeper), Asker(keeper)
+        again = Asking(stand.headers[0][1], "orders")
+        assert bob.is_let_in(again)
+        assert bob.may_begin(again)
+        shown = stand.access.give("ann", "topic:*=*")
+        for topic in ("orders", "others", "more"):
+            assert ann.is_let_in(Asking(shown, topic))
+        assert not keeper.metered, "none was forgotten"
+        assert [bob.is_let_in(again) and bob.may_begin(again) for _ in range(2)] == [True, False]
 
 
 async def test_a_client_waits_as_long_as_it_is_told() -> None:
