@@ -61,8 +61,8 @@ class EntryTurn:
         self._ranges = 0
         self._decisions = 0
         self.settled: list[tuple[GroupRequest, object]] = []
-        self.acted: list[GroupRequest] = []
-        """Requests with acts in this entry, settled or not."""
+        self.logged: list[GroupRequest] = []
+        """Requests with acts in this entry, settled or not, and those whose messages stand in one."""
         self.flawed = False
         """An operation of a leader was void: the leaders have to be made anew."""
         self.was_full = False
@@ -167,7 +167,7 @@ class EntryTurn:
                 return True
             request.outcomes += acted.outcomes
             if acted.operations:
-                self.acted.append(request)
+                self.logged.append(request)
             if acted.operations or any(acted.outcomes):
                 request.rest_on(self._end())
         if request.wanted is None:
@@ -207,6 +207,7 @@ class EntryTurn:
             found.delivered, found.delivery, group.generation, time_us, refusal, tuple(request.outcomes)
         )
         self._settle(request, granted, entry_of(found.delivery))
+        self.logged.append(request)
 
     def _refused(self, request: ConsumerRequest, wanted: Wanted, reason: str) -> bool:
         request.refusal = reason

@@ -391,13 +391,13 @@ class GroupKeeper(GroupInspection, ReplicaObserver):
                 replica.propose_next(Kind.GROUP_STATE, fold.staged_entry(), stamp.append_time_us, now_ms)
             except ShoalError as error:
                 fold.unstage(stamp.index)
-                for request in (*turn.acted, *(request for request, _ in turn.settled)):
+                for request in (*turn.logged, *(request for request, _ in turn.settled)):
                     request.fail(error, definite=True)
                 self._forget_leaders()
                 raise
             self._last_entry = stamp.index
-            for request in turn.acted:
-                request.proposed = request.entry
+        for request in turn.logged:
+            request.proposed = request.entry
         for request, result in turn.settled:
             self._answer(request, result)
         if turn.flawed:

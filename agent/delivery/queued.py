@@ -37,7 +37,7 @@ class RequestStage(Enum):
 
 class GroupRequest:
     """`deadline_ms`: on the monotonic clock. `entry`: the newest entry that the answer rests on, 0 for none.
-    `proposed`: the same without the entry that is being made."""
+    `proposed`: the newest that was proposed and holds acts or messages of this request, 0 for none."""
 
     __slots__ = ("answer", "deadline_ms", "entry", "key", "proposed", "since_ms", "stage")
 
@@ -60,7 +60,7 @@ class GroupRequest:
             self.answer.set_exception(self.told(error, definite=definite))
 
     def told(self, error: ShoalError, *, definite: bool) -> ShoalError:
-        """The error as the one who asked hears it. Acts in an entry may have happened."""
+        """The error as the one who asked hears it. Acts and messages in an entry may have happened."""
         definite = definite and not self.proposed
         # A client that hears of another leader asks there, as if nothing had happened.
         code = "leadership-lost" if error.code in ELSEWHERE and not definite else error.code

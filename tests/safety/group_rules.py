@@ -36,6 +36,14 @@ GROUP_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         21,
+        "messages that stand in the log are told as not given",
+        "agent/delivery/entry_turn.py",
+        "entry_of(found.delivery))\n        self.logged.append(request)\n",
+        "entry_of(found.delivery))\n",
+        (A + "delivery/test_fail_over.py::test_only_a_mere_refusal_says_that_nothing_happened",),
+    ),
+    Fault(
+        21,
         "a catalog from before a group ends it",
         "agent/groups/fold.py",
         "                if group is None or epoch != group.begun[0] or offset <= group.begun[1]:\n",

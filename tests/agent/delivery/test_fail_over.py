@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from waiting import until
 
 from shoal.agent.receive import ActKind
 from shoal.agent.submission import Submission
-from shoal.errors import ShoalError
+from shoal.errors import ErrorCode, ShoalError
 from shoal.segment_store.errors import DiskFull
 from tests.agent.delivery.consumers import (
     KEY,
@@ -90,6 +91,49 @@ async def test_a_leader_that_was_deposed_refuses_no_receipt_of_the_next(
         assert await consumers.act(*acts[:2]) == (None, None)
         await equal_folds(cluster)
         await old.stop()
+
+
+def told(errors: Sequence[object]) -> list[tuple[str, bool]]:
+    """Code of each error, and whether it says that nothing has happened."""
+    found = [error for error in errors if isinstance(error, ShoalError)]
+    assert len(found) == len(errors), errors
+    return [(error.code, error.definite) for error in found]
+
+
+@pytest.mark.parametrize(
+    ("error", "codes"), [("no-leader", ("no-leader", "leadership-lost")), ("timeout", ("timeout", "timeout"))]
+)
+async def test_only_a_mere_refusal_says_that_nothing_happened(
+    monkeypatch: pytest.MonkeyPatch, error: ErrorCode, codes: tuple[str, str]
+) -> None:
+    """A refused act is nothing by itself. Messages that were given beside it, now or by the same request
+    before, stand in the log."""
+    cluster, _ = memory_cluster(seed=9)
+    async with cluster:
+        consumers = await filled(cluster, 3)
+        first = await consumers.receive(wanted("a", 1))
+        assert await consumers.act(ack(first)) == (None,)
+        leader = await cluster.leader()
+        keeper, deadline_ms = leader.host.keeper(GROUP), leader.host.clock.now_ms() + 60_000
+
+        async def unconfirmed() -> None:
+            raise TimeoutError if error == "timeout" else ShoalError(error, "nobody answers")
+
+        used, again = ack(first, 0), wanted("b", 1, request="r")
+        with monkeypatch.context() as silent:
+            silent.setattr(keeper._reader, "confirm", unconfirmed)
+            errors = await asyncio.gather(
+                keeper.act(KEY, [used], deadline_ms),
+                keeper.receive(KEY, again, [used], 0, deadline_ms),
+                return_exceptions=True,
+            )
+            errors += await asyncio.gather(
+                keeper.receive(KEY, again, [used], 0, deadline_ms), return_exceptions=True
+            )
+        refused, given = codes
+        assert told(errors) == [(refused, True), (given, False), (given, False)]
+        granted = await consumers.receive(again)
+        assert attempts(granted) == {1: 1}
 
 
 async def test_an_entry_that_is_cut_says_that_leadership_was_lost() -> None:
