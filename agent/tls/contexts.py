@@ -31,6 +31,8 @@ READABLE_BY_OTHERS: Final = stat.S_IROTH | stat.S_IWOTH
 HANDSHAKE_STEPS_MAX: Final = 16  # one with itself takes four
 EXPIRED: Final = 10
 """OpenSSL's number of that fault (x509_vfy.h)."""
+DISBELIEVED: Final = (InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion, TypeError, ValueError)
+"""What reading and verifying a certificate raises."""
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2: those that RFC 9325 recommends. TLS 1.3 has no others."""
 MINIMUM: Final = {"1.3": ssl.TLSVersion.TLSv1_3, "1.2": ssl.TLSVersion.TLSv1_2}
@@ -121,10 +123,11 @@ class Contexts:
 
     def believes(self, certificate: bytes) -> bool:
         """Whether an authority of `tls_ca` has signed it itself (DER). Of a chain the rest is not known here,
-        so that one in between makes it False."""
-        found = x509.load_der_x509_certificate(certificate)
+        so that one in between makes it False. So does a certificate that OpenSSL reads and this library does
+        not, such as one of version 2."""
         for authority in self.server.get_ca_certs(binary_form=True):
-            with contextlib.suppress(InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError):
+            with contextlib.suppress(*DISBELIEVED):
+                found = x509.load_der_x509_certificate(certificate)
                 found.verify_directly_issued_by(x509.load_der_x509_certificate(authority))
                 return True
         return False

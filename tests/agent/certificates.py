@@ -6,6 +6,7 @@ import datetime
 import ipaddress
 import os
 import pathlib
+import ssl
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -77,6 +78,19 @@ class Authority:
     def agent(self, cluster: str = CLUSTER) -> Issued:
         """A good one for an agent."""
         return self.issue(f"shoal://{cluster}/agent")
+
+    def of_version(self, version: int, issued: Issued) -> Issued:
+        """The same certificate with a version (RFC 5280, 4.1.2.1) from 2 to 128 other than 3. OpenSSL takes
+        any."""
+        body = x509.load_pem_x509_certificate(issued.cert).tbs_certificate_bytes
+        head = b"\xa0\x03\x02\x01"
+        assert body.count(head + b"\x02") == 1
+        odd = body.replace(head + b"\x02", head + bytes([version - 1]))
+        algorithm = bytes.fromhex("300a06082a8648ce3d040302")  # ecdsa-with-SHA256
+        signature = self._key.sign(odd, ec.ECDSA(hashes.SHA256()))
+        text = odd + algorithm + bytes([3, len(signature) + 1, 0]) + signature
+        der = b"\x30\x82" + len(text).to_bytes(2) + text
+        return Issued(ssl.DER_cert_to_PEM_cert(der).encode(), issued.key)
 
     def client(self, name: str, cluster: str = CLUSTER) -> Issued:
         """A good one for a client."""

@@ -367,12 +367,14 @@ async def test_connections_of_a_withdrawn_authority_end(
     settings: TlsSettings, plain: ssl.SSLContext, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that only its word has let in: an agent's and a client's, in the middle of a request or between
-    two. Others go on, and one that was taken over as a link is left to its owner."""
+    two, also one whose certificate only OpenSSL reads. Others go on, and one that was taken over as a link is
+    left to its owner."""
     monkeypatch.setattr(listening, "WITHDRAWN_S", 0.01)
     both = write_files(tmp_path / "both", OURS.agent(), OURS.pem + OTHERS.pem)
     holders = {
         "agent": OTHERS.agent(),
         "client": OTHERS.client("ann"),
+        "odd": OTHERS.of_version(2, OTHERS.client("eve")),
         "ours": OURS.client("bob"),
         "link": OTHERS.agent(),
     }
@@ -390,7 +392,7 @@ async def test_connections_of_a_withdrawn_authority_end(
         (link,) = (one for one in agent.fronts if one.transport.get_extra_info("peername")[1] == port)
         link.transport.set_protocol(asyncio.Protocol())
         agent.exchange(make_contexts(settings, CLUSTER))
-        for name in ("agent", "client"):
+        for name in ("agent", "client", "odd"):
             reader, _ = opened[name]
             await asyncio.wait_for(reader.read(), PATIENCE_S)
             assert reader.at_eof()
