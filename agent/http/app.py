@@ -43,7 +43,7 @@ from shoal.agent.http.produce.fast_append import FastAppends
 from shoal.agent.http.shared import Shared
 from shoal.agent.http.tables import read as table_read
 from shoal.agent.http.tables import row as table_row
-from shoal.agent.http.witness import Witness
+from shoal.agent.http.witness import REFUSALS, Witness
 from shoal.agent.interface import Broker
 from shoal.agent.log_lines.schema import about
 from shoal.agent.metrics.measures import ABORTED, NO_OPERATION
@@ -154,7 +154,12 @@ class Dispatcher:
         host = headers.get("Host")
         if not path.startswith("/"):
             path, host = absolute_form(path, host)
-        note_origin(request, self._policy.check(host, headers.get("Origin")))
+        try:
+            note_origin(request, self._policy.check(host, headers.get("Origin")))
+        except ShoalError as error:
+            if self._witness is not None and error.code in REFUSALS:
+                self._witness.note_foreign(request, error.code)
+            raise
         if is_preflight(request):
             return preflight(self._table, path)
         if path.endswith("/") and (shorter := self._table.shorter(request.method, path)) is not None:

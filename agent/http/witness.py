@@ -15,9 +15,10 @@ from aiohttp import web
 from shoal.agent.http.api import security_operations
 from shoal.agent.http.api.operation import REST, Operation
 from shoal.agent.http.api.session_operations import MAKE_SESSION
-from shoal.agent.http.core.context import ADMITTED, CUT_OFF
+from shoal.agent.http.core.context import ADMITTED, CUT_OFF, THING
 from shoal.agent.http.core.doorkeeper import Doorkeeper, wall_ms
 from shoal.agent.http.core.forward import AUTHORIZATION, FORWARDED_BY
+from shoal.agent.metrics.measures import NO_OPERATION
 from shoal.agent.security.access import ANONYMOUS, Identity, PeerCertificate, Proof
 from shoal.agent.security.audit import LOGIN_PROOFS, AuditTrail, happening, login_of
 from shoal.agent.security.needs import Action
@@ -28,7 +29,7 @@ UNKNOWN: Final = "unknown"
 """The outcome of a change whose client has gone, or that failed in a way that nobody foresaw."""
 ROW_KEY: Final = REST[1:-1]
 """A part of a record, which the audit has none of."""
-REFUSALS: Final = frozenset(("unauthenticated", "forbidden", "too-many-failed-logins"))
+REFUSALS: Final = frozenset(("unauthenticated", "forbidden", "foreign-origin", "too-many-failed-logins"))
 CHANGING: Final = frozenset(
     (Action.CREATE, Action.ALTER, Action.DELETE, Action.MANAGE, Action.OPERATE, Action.ADMIN)
 )
@@ -85,6 +86,13 @@ class Witness:
             if is_told or outcome in REFUSALS:
                 self._note(request, operation, arguments, certificate, outcome)
 
+    def note_foreign(self, request: web.BaseRequest, outcome: str) -> None:
+        """One that no operation was looked up for: of another page, or under a name that is none of ours."""
+        event = happening(
+            Identity(ANONYMOUS, Proof.NONE), request.remote or "", NO_OPERATION, "cluster", outcome
+        )
+        self._trail.refused(event, int(wall_ms()))
+
     def _note(
         self,
         request: web.BaseRequest,
@@ -94,7 +102,7 @@ class Witness:
         outcome: str,
     ) -> None:
         identity = request.get(ADMITTED) or self._identity(request, certificate, operation)
-        thing = thing_of(operation, arguments)
+        thing = request.get(THING) or thing_of(operation, arguments)
         event = happening(identity, request.remote or "", operation.name, thing, outcome)
         now_ms = int(wall_ms())
         if outcome in REFUSALS:

@@ -10,6 +10,7 @@ the old key is not heard by those who removed it. A failed member may come back,
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from string import hexdigits
 from typing import Any
 
 from shoal.agent.members.tags import TAG_NAME
@@ -52,6 +53,13 @@ class KeyService:
         report = await _asked(gossip.change_keys(change, key))
         self._raise_failures(f"{fingerprint(key)}: {change.value}", report, gossip.members())
         return self._document(await self._list(gossip), gossip.members())
+
+    def fingerprint_of(self, text: str) -> str:
+        """What a key is called where it must not be shown. `text`: as for change(). Raises ShoalError
+        bad-request for what is neither a key nor a fingerprint."""
+        if len(text) == FINGERPRINT_CHARACTERS and all(one in hexdigits for one in text):
+            return text.lower()
+        return fingerprint(_parsed(text))
 
     async def _list(self, gossip: GossipKeys) -> KeyReport:
         report = await _asked(gossip.keys())
@@ -136,6 +144,10 @@ def _key(text: str, report: KeyReport, change: KeyChange) -> bytes:
         if not found:
             raise ShoalError("keys-differ", f"no member holds a key with the fingerprint {text!r}")
         return found[0]
+    return _parsed(text)
+
+
+def _parsed(text: str) -> bytes:
     try:
         return parse_key(text)
     except KeyringError as error:

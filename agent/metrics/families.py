@@ -157,7 +157,8 @@ _HTTP = (
 _AUDIT = (
     _counter("shoal_audit_records_total", "Records of this agent that stand in the topic `_audit`."),
     _counter(
-        "shoal_audit_left_out_total", "Refusals beyond 100 a second and address, and what found no room."
+        "shoal_audit_left_out_total",
+        "Refusals and logins of browsers beyond 100 a second and address, and what found no room.",
     ),
 )
 _TLS = (

@@ -34,6 +34,8 @@ AUDIT_TOPIC: Final = "_audit"
 AUDIT_RETENTION_MS: Final = 30 * 86_400_000
 REFUSALS_PER_SECOND_MAX: Final = 100
 """Of one address: a program that tries again shows itself with fewer, and a disk stands as many."""
+LOGINS_PER_SECOND_MAX: Final = 100
+"""Of browsers at one address: each of theirs is told, and any program can log in as they do."""
 ADDRESSES_MAX: Final = 1_024
 """Counted apart within one second; all further ones count as one."""
 BUFFERED_MAX: Final = 4_096
@@ -83,13 +85,14 @@ class SecurityChange(NamedTuple):
 
 
 class RefusalWindow:
-    """The refusals of one address within one second."""
+    """Refusals, and logins of browsers, of one address within one second. `written`, `logins`: records."""
 
-    __slots__ = ("began_ms", "left_out", "written")
+    __slots__ = ("began_ms", "left_out", "logins", "written")
 
     def __init__(self, began_ms: int) -> None:
         self.began_ms = began_ms
         self.written = 0
+        self.logins = 0
         self.left_out = 0
 
 
@@ -132,10 +135,19 @@ class AuditTrail:
         self._write("change", event, now_ms, BUFFERED_MAX)
 
     def logged_in(self, login: Login, event: Happening, now_ms: int) -> None:
-        """A credential was good, for the first time for a while."""
+        """A credential was good, for the first time for a while, or a browser has logged in with it again.
+        Too many of browsers are counted. They hide no token of another, nor does a flood of refusals."""
+        is_browsers = event.proof == Proof.SESSION or self.login_known_until_ms(login, now_ms) > 0
         if len(self._logins) >= LOGINS_MAX:
             self._logins.clear()
         self._logins[login] = now_ms
+        if is_browsers:
+            window = self._window(event.address, now_ms)
+            if window.logins >= LOGINS_PER_SECOND_MAX:
+                window.left_out += 1
+                self.left_out += 1
+                return
+            window.logins += 1
         self._write("login", event, now_ms, UNASKED_MAX)
 
     def login_known_until_ms(self, login: Login, now_ms: int) -> int:

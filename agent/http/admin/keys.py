@@ -6,7 +6,7 @@ from aiohttp import web
 
 from shoal.agent.http.admin.topics import optional_object
 from shoal.agent.http.api import cluster_operations as api
-from shoal.agent.http.core.context import Call
+from shoal.agent.http.core.context import THING, Call
 from shoal.agent.http.core.dispatch import Handler, Route
 from shoal.agent.http.core.problems import json_response
 from shoal.errors import ShoalError
@@ -26,7 +26,9 @@ def _changing(change: KeyChange) -> Handler:
             raise ShoalError(
                 "bad-request", '{"key": "BASE64 OR FINGERPRINT"} is wanted, and perhaps "force": true'
             )
-        return json_response(await call.context.broker.keys.change(change, key, force=force))
+        keys = call.context.broker.keys
+        call.request[THING] = f"key:{keys.fingerprint_of(key)}"
+        return json_response(await keys.change(change, key, force=force))
 
     return handle
 

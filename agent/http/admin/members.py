@@ -10,7 +10,7 @@ from shoal.agent.http.admin.topics import optional_object
 from shoal.agent.http.api import cluster_operations as api
 from shoal.agent.http.api.needs import TOPIC_DESCRIBE
 from shoal.agent.http.api.operations import VERSION_CHARACTERS_MAX
-from shoal.agent.http.core.context import Call, partition_number
+from shoal.agent.http.core.context import THING, Call, partition_number
 from shoal.agent.http.core.dispatch import Route
 from shoal.agent.http.core.parameters import choice, invalid
 from shoal.agent.http.core.problems import json_response
@@ -117,6 +117,7 @@ async def join(call: Call) -> web.Response:
         or not all(isinstance(address, str) for address in addresses)
     ):
         raise ShoalError("bad-request", '{"addresses":["HOST:PORT"]} is wanted, 1 to 64 of them')
+    call.request[THING] = f"addresses:{','.join(addresses)}"
     return json_response({"joined": await call.context.broker.join(addresses)})
 
 
@@ -150,6 +151,7 @@ async def recover(call: Call) -> web.Response:
             '{"topic": NAME, "partition": N, "accept_data_loss": true} is wanted: what only the lost'
             " replicas had is lost for ever",
         )
+    call.request[THING] = f"topic:{topic} partition:{partition}"
     return json_response(await call.context.broker.recover(topic, partition, carry_out=True))
 
 

@@ -72,6 +72,8 @@ ADMITTED: Final = web.RequestKey("shoal_admitted", Identity)
 """Whose a request was when it was let in: at its end its credential may be nobody's."""
 CUT_OFF: Final = web.RequestKey("shoal_cut_off", str)
 """The code of a wait or stream that has ended because its asker may no longer have it."""
+THING: Final = web.RequestKey("shoal_thing", str)
+"""What a request acts on where its path does not say so, as the audit names things."""
 
 
 class Call:

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from fake_gossip_keys import KEY
 from http_access import Wire
 from http_audit import AGENT, FORWARDED, SECRET, World, world
 
@@ -19,6 +20,7 @@ from shoal.agent.http.witness import COMMANDED, is_change
 from shoal.agent.security.access import PeerCertificate
 from shoal.agent.security.audit import LOGIN_AGAIN_MS, REFUSALS_PER_SECOND_MAX
 from shoal.errors import ShoalError
+from shoal.membership.wire.keyring import fingerprint, key_text
 
 
 async def ask(found: World, line: str, *headers: tuple[str, str], body: bytes = b"") -> int:
@@ -156,6 +158,48 @@ async def test_changes_of_principals_are_told_by_their_commands_alone() -> None:
         assert await ask(found, "DELETE /v1/principals/nobody", found.admin) == 404
         records = found.told()
     assert kinds(records)[1:] == [("change", "deletePrincipal", "unknown-principal")]
+
+
+async def test_requests_of_other_pages_are_refusals() -> None:
+    """By whatever credential. No operation is looked up for an Origin; for a session one is."""
+    async with world() as found:
+        page = ("Origin", "https://evil.example")
+        assert await ask(found, "DELETE /v1/topics/orders", found.admin, page) == 403
+        cookie = ("Cookie", f"shoal-session={SECRET.reveal()}")
+        assert await ask(found, "GET /v1/topics", cookie, ("Sec-Fetch-Site", "cross-site")) == 403
+        records = found.told()
+    assert kinds(records) == [
+        ("refusal", "none", "foreign-origin"),
+        ("refusal", "listTopics", "foreign-origin"),
+    ]
+    assert {record["principal"] for record in records} == {"anonymous"}
+    assert "evil" not in json.dumps(records)
+
+
+@pytest.mark.parametrize(
+    ("line", "body", "resource"),
+    [
+        ("POST /v1/agent/join", {"addresses": ["10.0.0.5:7946", "b:1"]}, "addresses:10.0.0.5:7946,b:1"),
+        (
+            "POST /v1/agent/recover",
+            {"topic": "orders", "partition": 0, "accept_data_loss": True},
+            "topic:orders partition:0",
+        ),
+        ("POST /v1/keys/install", {"key": key_text(KEY)}, f"key:{fingerprint(KEY)}"),
+        ("POST /v1/keys/use", {"key": fingerprint(KEY).upper(), "force": True}, f"key:{fingerprint(KEY)}"),
+    ],
+)
+async def test_a_change_says_what_it_is_of_where_its_body_names_that(
+    line: str, body: dict[str, Any], resource: str
+) -> None:
+    """And no key."""
+    async with world() as found:
+        await ask(
+            found, line, found.admin, ("Content-Type", "application/json"), body=json.dumps(body).encode()
+        )
+        (record,) = [record for record in found.told() if record["kind"] == "change"]
+    assert record["resource"] == resource
+    assert key_text(KEY) not in json.dumps(record)
 
 
 async def test_the_agent_that_was_asked_tells_and_not_the_one_that_it_asks() -> None:

@@ -14,6 +14,7 @@ from shoal.agent.security.audit import (
     CHANGES_MAX,
     LOGIN_AGAIN_MS,
     LOGINS_MAX,
+    LOGINS_PER_SECOND_MAX,
     REFUSALS_PER_SECOND_MAX,
     TEXT_CHARACTERS_MAX,
     AuditTrail,
@@ -170,6 +171,27 @@ def test_a_login_is_told_once_in_a_while() -> None:
     for number in range(LOGINS_MAX):
         trail.logged_in(number.to_bytes(16, "big"), event(outcome="done"), NOW_MS)
     assert not trail.login_known_until_ms(login, NOW_MS)
+
+
+@pytest.mark.parametrize("proof", ["token", "session"])
+def test_a_flood_of_browsers_logins_is_counted(proof: str) -> None:
+    """Of one token, or of the sessions that it makes. A token that was not seen here is told all the same,
+    and so is the login of another address."""
+    trail = AuditTrail("a")
+    count = LOGINS_PER_SECOND_MAX + 7 + (proof == "token")  # a token's first login is one of any client
+    for number in range(count):
+        login = b"one" if proof == "token" else number.to_bytes(16, "big")
+        trail.logged_in(login, event(outcome="done")._replace(proof=proof), NOW_MS + number)
+    trail.logged_in(b"other", event(outcome="done"), NOW_MS + count)
+    trail.logged_in(
+        b"elsewhere", event(outcome="done")._replace(address="10.0.0.9", proof=proof), NOW_MS + count
+    )
+    assert trail.left_out == 7
+    records = [json.loads(text) for text in trail.take(NOW_MS + 2_000, 1_000)]
+    assert [record["kind"] for record in records[:-1]] == ["login"] * (count - 7 + 2)
+    assert (records[-1]["kind"], records[-1]["count"]) == ("left-out", 7)
+    trail.logged_in(b"one", event(outcome="done")._replace(proof=proof), NOW_MS + 2_001)
+    assert len(trail.take(NOW_MS + 2_001, 1_000)) == 1
 
 
 def test_a_connection_asks_whether_its_login_is_told_and_remembers_it() -> None:
