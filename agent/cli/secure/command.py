@@ -81,6 +81,8 @@ def init(
 
     check_path(directory, "--dir")
     store.check_name(cluster, "cluster")
+    store.check_span(years, "years")
+    store.check_span(days, "days")
     host_name = socket.gethostname()
     own = host_name.partition(".")[0] if name is None else name
     store.check_name(own, "agent")
@@ -136,6 +138,7 @@ def agent(
     from shoal.agent.tls.authority import AuthorityError
 
     store.check_name(name, "agent")
+    store.check_span(days, "days")
     if not address:
         raise UsageError("--address is missing", "give the addresses and names that others use for it")
     addresses = store.check_addresses(address)
@@ -174,6 +177,7 @@ def client(
     from shoal.agent.tls.authority import AuthorityError
 
     store.check_name(name, "client")
+    store.check_span(days, "days")
     known = store.Store.open(directory)
     try:
         pair = known.authority.sign_client(name, store.now(), days)
@@ -215,6 +219,7 @@ def renew(
 
     for name in names or []:
         store.check_name(name, "client")
+    store.check_span(days, "days")
     known = store.Store.open(directory)
     made = renewed(known, names or [], within, days)
     if output is Output.JSON:

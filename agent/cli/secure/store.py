@@ -30,6 +30,8 @@ from shoal.agent.config import (
     is_unspecified,
 )
 from shoal.agent.tls.authority import (
+    AUTHORITY_YEARS_MAX,
+    CERTIFICATE_DAYS_MAX,
     PLAIN_NAME,
     Authority,
     AuthorityError,
@@ -193,6 +195,13 @@ def configuration(
         f"# One agent of cluster {shared.cluster}. Paths are relative to this file.\n"
         f"# shoal agent --config {INSTALLED}/{CONFIGURATION}\n{text}\n"
     )
+
+
+def check_span(count: int, unit: str) -> None:
+    """Of an authority (years) or a certificate (days). Raises UsageError."""
+    most = {"years": AUTHORITY_YEARS_MAX, "days": CERTIFICATE_DAYS_MAX}[unit]
+    if not 1 <= count <= most:
+        raise UsageError(f"{count} {unit} is out of range", f"give 1 to {most}")
 
 
 def check_name(name: str, what: str) -> str:

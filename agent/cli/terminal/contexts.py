@@ -127,6 +127,8 @@ def write_contexts(path: Path, contexts: KnownClusters) -> None:
         try:
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.write("\n".join(lines) + "\n")
+                file.flush()
+                os.fsync(file.fileno())  # or a crash may leave an empty file in the place of the old one
             os.replace(new, path)
         except BaseException:
             os.unlink(new)

@@ -37,9 +37,12 @@ def flag(text: str, *names: str) -> Any:
 def argument(
     metavar: str, text: str, complete: Callable[[Any, str], list[str]] | None = None, **further: Any
 ) -> Any:
-    """An argument; `complete` gives the shell the values that begin so, which are names."""
+    """An argument; `complete` gives the shell the values that begin so, which are names. No name is empty:
+    behind it would be the address of the list of all."""
     if complete is not None:
         further["callback"] = name_of
+    if further.get("callback") is name_of:
+        further["callback"] = filled_name_of
     return typer.Argument(metavar=metavar, help=text, autocompletion=complete, **further)
 
 
@@ -52,8 +55,15 @@ def name_of(value: Any) -> Any:
     return value
 
 
+def filled_name_of(value: Any) -> Any:
+    """The same, and none of them is empty."""
+    if value == "" or (isinstance(value, list) and "" in value):
+        raise typer.BadParameter("a name is empty")
+    return name_of(value)
+
+
 # Typer reads these once for each parameter with the callback: as texts they are compiled each time.
-name_of.__annotations__ = {"value": Any, "return": Any}
+name_of.__annotations__ = filled_name_of.__annotations__ = {"value": Any, "return": Any}
 
 
 def group(name: str, text: str, *examples: str) -> typer.Typer:
