@@ -60,3 +60,8 @@ class TlsSettings:
                 f"tls_agent_name {pattern!r} is not a URI: give one such as shoal://fish/agent, where *"
                 " stands for any characters but /"
             )
+        if pattern is not None and not pattern.partition("://")[2].strip("*/"):
+            raise ConfigError(
+                f"tls_agent_name {pattern!r} is the name of any client, too, and an agent may do everything:"
+                " give a part that only names of agents have, such as spiffe://example.com/shoal/*"
+            )

@@ -22,7 +22,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
 from shoal.agent.security.access import PeerCertificate
 from shoal.agent.security.agents_tls import Misnamed, why_unverified
-from shoal.agent.tls.names import NameFault, NameRules, agent_uri
+from shoal.agent.tls.names import NameFault, NameRules, agent_uri, client_uri
 from shoal.agent.tls_settings import TlsSettings
 from shoal.tls import CERTIFIED, HTTP
 
@@ -142,6 +142,8 @@ def make_contexts(settings: TlsSettings, cluster: str) -> Contexts:
     """Read the files, and try them out. Blocks for some milliseconds. Raises TlsError."""
     files = TlsFiles.read(settings)
     rules = rules_of(settings, cluster)
+    if rules.is_agent(client_uri(cluster, "ann")):
+        raise TlsError(f"tls_agent_name {settings.tls_agent_name} is the name of clients, too")
     asked = ssl.CERT_REQUIRED if settings.tls_clients == "required" else ssl.CERT_OPTIONAL
     server, unasked = _server_context(files, asked), _server_context(files, ssl.CERT_NONE)
     agents = agents_context(files, rules)

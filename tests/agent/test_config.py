@@ -64,6 +64,8 @@ REFUSED = [
     ({"gossip": "pigeons"}, "use embedded"),
     ({"gossip": "serf", "gossip_port": 7946}, "the Serf agent's own"),
     ({"gossip": "serf", "gossip_key": "@key"}, "the Serf agent's own"),
+    ({"tls_agent_name": "spiffe://*"}, "the name of any client"),
+    ({"tls_agent_name": "shoal://*/*/*"}, "the name of any client"),
     ({"gossip": "serf", "cores": 2}, "of its own"),
     ({"gossip": "serf", "serf_rpc": "a:b:c"}, "HOST:PORT, such as 10.0.0.5:7373"),
     ({"serf_rpc": "127.0.0.1:7373"}, "--gossip serf"),

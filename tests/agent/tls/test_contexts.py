@@ -203,6 +203,14 @@ def test_a_session_of_tls_1_2_ends_with_its_certificate(
     assert not shake(None).session_reused  # OpenSSL's clock is another
 
 
+@pytest.mark.parametrize("pattern", ["shoal://fish/*/*", "shoal://*/client/*"])
+def test_a_name_of_agents_that_clients_have(good: TlsSettings, pattern: str) -> None:
+    """Every client of the authority would be an agent, which may do everything."""
+    with pytest.raises(TlsError, match="is the name of clients, too"):
+        make_contexts(replace(good, tls_agent_name=pattern), CLUSTER)
+    make_contexts(replace(good, tls_agent_name="shoal://fish/*"), CLUSTER)
+
+
 def test_an_expired_authority(tmp_path: pathlib.Path) -> None:
     """Its certificates are refused with it."""
     old = Authority("old", days=(-9, -1))
