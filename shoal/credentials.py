@@ -7,12 +7,19 @@ error or log line; `Secret.reveal` is called where a request leaves, and nowhere
 from __future__ import annotations
 
 import contextlib
+import io
+import ipaddress
+import logging
 import os
 import re
+import select
 import stat
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any, Final, TypedDict
+from urllib.parse import urlsplit
 
 from shoal.errors import ClientError
 
@@ -25,6 +32,8 @@ TOKEN_CHARACTERS_MAX: Final = 4_096
 """A token of agents has some 70. One of another issuer carries claims, and a request's head has 8 KiB."""
 FILE_BYTES_MAX: Final = 1 << 20
 """Of a file of certificates: those of all public authorities together have 220 KiB."""
+PIPE_S: Final = 30.0
+"""From a pipe, to its end: a secret's store may be asked for what comes out of it."""
 PEM: Final = "-----BEGIN "
 """The beginning of certificates given as text in place of a file's name."""
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
@@ -119,6 +128,30 @@ class Credentials:
 NO_CREDENTIALS: Final = Credentials()
 
 
+@lru_cache(maxsize=256)
+def tell_in_the_open(url: str) -> None:
+    """The token goes there: a warning, the first time that it goes over a network without TLS. Without any
+    configuration of `logging` that is a line on standard error."""
+    parts = urlsplit(url)
+    if parts.scheme == "http" and not _is_this_host(parts.hostname or ""):
+        _warn_of_the_open()
+
+
+@cache
+def _warn_of_the_open() -> None:
+    logging.getLogger("shoal.client").warning(
+        "the token is sent in the open: agents are asked by http://, so whoever is on the way may read and"
+        " use it; secure the cluster (`shoal secure init`) and ask by https://"
+    )
+
+
+def _is_this_host(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
 def credentials_of(
     environment: Mapping[str, str],
     *,
@@ -152,14 +185,17 @@ def token_of(text: str) -> Secret:
 
 
 def _read_token(path: str) -> str:
-    return _checked(read_private(path, "the token"), f"the token in {path}")
+    return _checked(read_private(path, "the token", is_read_once=True), f"the token in {path}")
 
 
 def _stamp_of(path: str) -> tuple[int, ...] | None:
-    """Another one for another content; None for a file that is not there."""
+    """Another one for another content; None for a file that is not there, and for a pipe, which says what it
+    says once."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
+        return None
+    if not stat.S_ISREG(found.st_mode):
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
@@ -177,17 +213,42 @@ def _checked(text: str, source: str) -> str:
     return text
 
 
-def read_private(path: str, what: str, *, is_secret: bool = True) -> str:
+def _without_waiting(path: str, flags: int) -> int:
+    """A pipe would wait here for a writer, without end."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has neither
+
+
+def _whole(file: io.FileIO, what: str) -> bytes:
+    """To its end, or somewhat more than a file may have. Raises OSError, ClientError."""
+    content, end_s = bytearray(), time.monotonic() + PIPE_S
+    is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+    while len(content) <= FILE_BYTES_MAX:
+        if not is_regular and not select.select([file], [], [], max(0.0, end_s - time.monotonic()))[0]:
+            raise ClientError(
+                f"{what} is a pipe that nobody wrote to the end within {PIPE_S:g} s: name a file, or start"
+                " its writer first"
+            )
+        piece = file.read(FILE_BYTES_MAX)
+        if not piece:
+            break
+        content += piece
+    return bytes(content)
+
+
+def read_private(path: str, what: str, *, is_secret: bool = True, is_read_once: bool = False) -> str:
     """A file's text. A secret that every user of this host may read is refused: each of them could act under
-    it, and nobody would see who did. Raises ClientError."""
+    it, and nobody would see who did. `is_read_once`: it may be a pipe, as a shell makes one of `<(command)`,
+    whose writer has PIPE_S. Raises ClientError."""
     if not path:
         raise ClientError(f"{what}: a file's name is missing")
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", buffering=0, opener=_without_waiting) as file:
             mode = os.fstat(file.fileno()).st_mode
             if is_secret and stat.S_ISREG(mode) and mode & stat.S_IROTH and os.name == "posix":
                 raise ClientError(f"every user may read {what} in {path}: `chmod o= {path}` first")
-            data = file.read(FILE_BYTES_MAX + 1)
+            if not stat.S_ISREG(mode) and not is_read_once:
+                raise ClientError(f"{what}: {path} is no regular file, and it is read again: name one")
+            data = _whole(file, f"{what}: {path}")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "that is no name of a file"
         raise ClientError(f"{what} cannot be read: {path!r}: {reason}") from None

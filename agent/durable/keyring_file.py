@@ -16,6 +16,8 @@ import stat
 from shoal.agent.config import AgentConfig
 from shoal.agent.durable.data_directory import KEYRING_FILE
 from shoal.agent.process.errors import StartError
+from shoal.credentials import read_private
+from shoal.errors import ClientError
 from shoal.membership.wire.keyring import MAX_KEYRING_BYTES, Keyring, KeyringError, parse_key
 
 FOR_THE_OWNER = 0o600
@@ -97,14 +99,11 @@ def _given_key(config: AgentConfig) -> bytes | None:
         return None
     try:
         if text.startswith("@"):
-            with open(text[1:], encoding="ascii") as file:
-                text = file.read(MAX_KEYRING_BYTES)
+            text = read_private(text[1:], "the gossip key", is_read_once=True)
         return parse_key(text)
-    except (KeyringError, UnicodeDecodeError):
+    except ClientError as error:
+        raise StartError(f"--gossip-key: {error}; {ADVICE} to put there") from None
+    except KeyringError:
         raise StartError(
             f"--gossip-key is not 16, 24 or 32 bytes in base64: {ADVICE}, and @FILE names a file of one"
-        ) from None
-    except OSError as error:
-        raise StartError(
-            f"--gossip-key {config.pool.gossip_key}: {error.strerror}: {ADVICE} to put there"
         ) from None

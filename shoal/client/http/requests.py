@@ -28,7 +28,7 @@ from shoal.client.http.renewed import with_the_newest_token
 from shoal.client.http.routes import AgentList, Attempts, Failure, RetryPolicy, RouteTable, Verdict
 from shoal.client.http.wire import BrokenAnswer, UnknownLength, WholeAnswer, request_head
 from shoal.connector import EndingConnector
-from shoal.credentials import NO_CREDENTIALS, Credentials
+from shoal.credentials import NO_CREDENTIALS, Credentials, tell_in_the_open
 from shoal.errors import ClientClosed, ShoalError
 from shoal.lookup import Lookup
 from shoal.tls import client_context
@@ -425,6 +425,8 @@ class Cluster:
         if not url.startswith(self.schemes):
             detail = f"{url} has no TLS, and the token goes only to agents with TLS, like those named"
             raise Failure(routes.UNTRUSTED, detail, retriable=False, definite=True)
+        if self.credentials.token is not None:
+            tell_in_the_open(url)
         seconds = (self.config.attempt_timeout_ms + call.wait_ms + ANSWER_GRACE_MS) / 1_000
         try:
             async with asyncio.timeout(seconds):

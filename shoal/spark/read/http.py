@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from shoal.credentials import NO_CREDENTIALS, Credentials
+from shoal.credentials import NO_CREDENTIALS, Credentials, tell_in_the_open
 from shoal.errors import ClientError
 from shoal.spark.options.errors import SourceError
 from shoal.spark.options.values import normal_url
@@ -169,6 +169,8 @@ class ConnectionPool:
             return http.client.HTTPSConnection(parts.netloc, timeout=seconds_max, context=self._context)
         if self.credentials.needs_tls:
             raise MovedError(f"{base} has no TLS, and the token goes only to agents with TLS")
+        if self.credentials.token is not None:
+            tell_in_the_open(base)
         return http.client.HTTPConnection(parts.netloc, timeout=seconds_max)
 
     @cached_property

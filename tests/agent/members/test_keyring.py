@@ -40,6 +40,7 @@ def test_the_first_key_is_kept_and_the_file_decides_from_then_on(
     """No key, no file; with a key a file for its owner alone; later another key is not taken, but told."""
     assert settle(tmp_path) is None
     assert os.listdir(tmp_path) == []
+    (tmp_path / "key").touch(mode=0o600)
     (tmp_path / "key").write_text(key_text(KEY) + "\n")
     assert settle(tmp_path, f"@{tmp_path}/key") == Keyring((KEY,))
     file = KeyringFile(str(tmp_path))
@@ -83,6 +84,11 @@ def test_a_bad_key_is_refused_and_never_shown(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="shoal keygen") as refusal:
             AgentConfig.from_sources({"data": "d"}, {"SHOAL_GOSSIP_KEY": text or " "})
         assert "secret" not in str(refusal.value)
+    (tmp_path / "key").write_text(key_text(KEY))
+    (tmp_path / "key").chmod(0o604)
+    with pytest.raises(StartError, match=r"every user may read the gossip key in .*: `chmod o= "):
+        settle(tmp_path, f"@{tmp_path}/key")
+    (tmp_path / "key").chmod(0o600)
     (tmp_path / "key").write_text("secret")
     with pytest.raises(StartError, match="shoal keygen") as stopped:
         settle(tmp_path, f"@{tmp_path}/key")

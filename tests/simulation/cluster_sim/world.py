@@ -42,6 +42,7 @@ import shoal.client.produce.accumulator
 import shoal.client.produce.lone_record
 import shoal.client.produce.lone_socket
 import shoal.client.produce.producer
+import shoal.credentials
 import shoal.membership.net.gossip as gossip_module
 import shoal.spark.read.http
 import shoal.spark.write.send
@@ -80,6 +81,8 @@ TIME_READERS = (
     shoal.client.produce.lone_socket,
     shoal.spark.write.send,
 )
+ONCE = (shoal.credentials, "_warn_of_the_open", lambda: None)
+"""Said once in a process, so not by each simulation in it."""
 SMALL_SEGMENT_BYTES = 16 * 1_024
 CATALOG_BYTES = 8 * 1_024
 """A dozen commands: so much is kept, and more goes."""
@@ -185,7 +188,7 @@ def replacements(
         return int(loop._now * 1e9) // 1_000_000
 
     time = SimTime(loop)
-    places: list[tuple[Any, str, Any]] = [(module, "time", time) for module in TIME_READERS]
+    places: list[tuple[Any, str, Any]] = [ONCE, *((module, "time", time) for module in TIME_READERS)]
     places += [
         (shoal.agent.process.clock.SystemClock, "now_ms", now_ms),
         (broker_module, "process_statistics", lambda: None),

@@ -466,6 +466,17 @@ def test_files_that_everybody_may_read_or_that_do_not_fit_are_refused(
         AsyncClient("https://127.0.0.1:1", ca=str(tmp_path / "empty"))
 
 
+async def test_a_request_with_a_token_tells_where_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without does not."""
+    asked: list[str] = []
+    monkeypatch.setattr("shoal.client.http.requests.tell_in_the_open", asked.append)
+    async with FakeCluster(1) as cluster:
+        for token in (TOKEN, ""):
+            async with AsyncClient(cluster.urls, token=token) as client:
+                await client.topics()
+                assert asked == list(cluster.urls)[:1]
+
+
 def test_the_environment_is_asked_for_what_is_not_given(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
