@@ -55,7 +55,7 @@ class KeyService:
         return self._document(await self._list(gossip), gossip.members())
 
     def fingerprint_of(self, text: str) -> str:
-        """What a key is called where it must not be shown. `text`: as for change(). Raises ShoalError
+        """A key's name where it must not be shown. `text`: as for change(). Raises ShoalError
         bad-request for what is neither a key nor a fingerprint."""
         if len(text) == FINGERPRINT_CHARACTERS and all(one in hexdigits for one in text):
             return text.lower()

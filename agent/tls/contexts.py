@@ -32,7 +32,7 @@ HANDSHAKE_STEPS_MAX: Final = 16  # one with itself takes four
 EXPIRED: Final = 10
 """OpenSSL's number of that fault (x509_vfy.h)."""
 DISBELIEVED: Final = (InvalidSignature, UnsupportedAlgorithm, x509.InvalidVersion, TypeError, ValueError)
-"""What reading and verifying a certificate raises."""
+"""Raised by reading and verifying a certificate."""
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 """Of TLS 1.2: those that RFC 9325 recommends. TLS 1.3 has no others."""
 MINIMUM: Final = {"1.3": ssl.TLSVersion.TLSv1_3, "1.2": ssl.TLSVersion.TLSv1_2}

@@ -73,7 +73,7 @@ ADMITTED: Final = web.RequestKey("shoal_admitted", Identity)
 CUT_OFF: Final = web.RequestKey("shoal_cut_off", str)
 """The code of a wait or stream that has ended because its asker may no longer have it."""
 THING: Final = web.RequestKey("shoal_thing", str)
-"""What a request acts on where its path does not say so, as the audit names things."""
+"""The thing that a request acts on where its path does not say so, as the audit names things."""
 
 
 class Call:
