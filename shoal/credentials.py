@@ -133,7 +133,12 @@ def tell_in_the_open(url: str) -> None:
     """The token goes there: a warning, the first time that it goes over a network without TLS. Without any
     configuration of `logging` that is a line on standard error."""
     parts = urlsplit(url)
-    if parts.scheme == "http" and not _is_this_host(parts.hostname or ""):
+    host = parts.hostname or ""
+    try:
+        is_this_host = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_this_host = host == "localhost" or host.endswith(".localhost")
+    if parts.scheme == "http" and not is_this_host:
         _warn_of_the_open()
 
 
@@ -143,13 +148,6 @@ def _warn_of_the_open() -> None:
         "the token is sent in the open: agents are asked by http://, so whoever is on the way may read and"
         " use it; secure the cluster (`shoal secure init`) and ask by https://"
     )
-
-
-def _is_this_host(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 def credentials_of(
@@ -213,11 +211,6 @@ def _checked(text: str, source: str) -> str:
     return text
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    """A pipe would wait here for a writer, without end."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has neither
-
-
 def _whole(file: io.FileIO, what: str) -> bytes:
     """To its end, or somewhat more than a file may have. Raises OSError, ClientError."""
     content, end_s = bytearray(), time.monotonic() + PIPE_S
@@ -241,8 +234,9 @@ def read_private(path: str, what: str, *, is_secret: bool = True, is_read_once: 
     whose writer has PIPE_S. Raises ClientError."""
     if not path:
         raise ClientError(f"{what}: a file's name is missing")
+    at_once = getattr(os, "O_NONBLOCK", 0)  # a pipe would wait for a writer; Windows has neither
     try:
-        with open(path, "rb", buffering=0, opener=_without_waiting) as file:
+        with open(path, "rb", buffering=0, opener=lambda name, flags: os.open(name, flags | at_once)) as file:
             mode = os.fstat(file.fileno()).st_mode
             if is_secret and stat.S_ISREG(mode) and mode & stat.S_IROTH and os.name == "posix":
                 raise ClientError(f"every user may read {what} in {path}: `chmod o= {path}` first")
