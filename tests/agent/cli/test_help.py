@@ -149,7 +149,7 @@ def test_a_command_that_needs_no_records_imports_nothing_for_them() -> None:
         (("bench", "--records", "4"), ("--records", "5")),
         (("bench", "--seconds", "0"), ("--seconds", "0.5")),
         (("top", "--sort", "speed"), ("'speed' is no column", "RECORDS/S")),
-        (("topic", "create", ""), ("'' is no topic name",)),
+        (("topic", "create", ""), ("'NAME'", "a name is empty")),
         (("topic", "delete", "..", "--yes"), ("'..' is no topic name",)),
         (("topic", "descrive", "t"), ("Did you mean 'describe'? `--help`",)),
         (("topic", "create", "t", "--partitions", "0"), ("--partitions", "1")),

@@ -119,7 +119,7 @@ class Terminal:
     async def until(self, *words: bytes) -> bytes:
         """Everything since the last call, up to these words in their order; None of them may be missing."""
         loop, place = asyncio.get_running_loop(), 0
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(600):  # pytest's own bound is 900 s
             for word in words:
                 while (found := self.shown.find(word, place)) < 0:
                     self.shown += await loop.run_in_executor(None, os.read, self.near, 1 << 16)

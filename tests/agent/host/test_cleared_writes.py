@@ -26,7 +26,7 @@ def zero_a_sector(data: Path, mark: bytes) -> None:
 
 async def put(agent: Running, value: str) -> None:
     path = "/v1/topics/t/records"
-    assert (await agent.call("POST", path, {"records": [{"value": value}]}))[0] == 200
+    assert (await agent.served("POST", path, {"records": [{"value": value}]}))[0] == 200
 
 
 async def is_served(agent: Running) -> bool:

@@ -24,6 +24,8 @@ from shoal.format.timestamps import format_time, parse_time
 
 TOPIC = "/v1/topics/due"
 ARROW = "application/vnd.apache.arrow.stream"
+PATIENCE = {"timeout": "60s"}
+"""Of what may happen only once: a slow disk takes longer than the agent's usual 5 s."""
 FIELD_BYTES_MAX = 8_190
 """Of a header's value, in clients made with aiohttp."""
 
@@ -49,12 +51,12 @@ def now_us() -> int:
 
 
 async def put(agent: Running, *records: dict[str, Any]) -> None:
-    status, said = await agent.served("POST", f"{TOPIC}/records", {"records": list(records)})
+    status, said = await agent.served("POST", f"{TOPIC}/records", {"records": list(records)}, **PATIENCE)
     assert status == 200, said
 
 
 async def receive(agent: Running, group: str = "g", **body: Any) -> dict[str, Any]:
-    status, said = await agent.served("POST", f"{TOPIC}/groups/{group}/receive", body)
+    status, said = await agent.served("POST", f"{TOPIC}/groups/{group}/receive", body, **PATIENCE)
     assert status == 200, said
     return said
 
@@ -71,7 +73,9 @@ async def arrow_of(agent: Running, group: str = "g", **body: Any) -> Answer:
 
 
 async def ack(agent: Running, *receipts: str, group: str = "g") -> None:
-    status, said = await agent.served("POST", f"{TOPIC}/groups/{group}/ack", {"receipts": list(receipts)})
+    status, said = await agent.served(
+        "POST", f"{TOPIC}/groups/{group}/ack", {"receipts": list(receipts)}, **PATIENCE
+    )
     assert (status, said["failed"]) == (200, [])
 
 
@@ -167,7 +171,7 @@ async def test_seeks_go_by_due_time(agent: Running) -> None:
     await put(agent, {"value": "new"}, {"value": "far", "delay": "1d"})
 
     async def values_after(target: object) -> list[str]:
-        status, said = await agent.served("POST", f"{TOPIC}/groups/g/seek", {"to": target})
+        status, said = await agent.served("POST", f"{TOPIC}/groups/g/seek", {"to": target}, **PATIENCE)
         assert status == 200, said
         assert parse_time(said["partitions"][0]["due"]) >= 0
         answer = await receive(agent, limit=10)
@@ -233,7 +237,7 @@ async def test_exclusive_groups_keep_the_order_of_due_times(agent: Running) -> N
     assert_in_due_order(found)
     assert found[2]["offset"] == 2
     body = {"up_to": {"0": 2}, "consumer": "c"}
-    status, said = await agent.served("POST", f"{TOPIC}/groups/g/ack", body)
+    status, said = await agent.served("POST", f"{TOPIC}/groups/g/ack", body, **PATIENCE)
     assert (status, said["code"]) == (409, "wrong-mode")
 
 
@@ -242,13 +246,16 @@ async def test_a_stopped_message_is_decided_by_its_offset(agent: Running) -> Non
     await agent.served("PUT", f"{TOPIC}/groups/g", {"dead": "stop", "max_attempts": 1})
     await put(agent, {"value": "bad", "deliver_at": 1_000})
     [message] = (await receive(agent))["messages"]
-    await agent.served("POST", f"{TOPIC}/groups/g/reject", {"receipts": [message["receipt"]]})
+    await agent.served("POST", f"{TOPIC}/groups/g/reject", {"receipts": [message["receipt"]]}, **PATIENCE)
     assert (await receive(agent))["messages"] == []
     _, group = await agent.served("GET", f"{TOPIC}/groups/g")
     assert [numbers["stopped_offsets"] for numbers in group["partitions"]] == [[0]]
     for done in (True, False):
         body = {"partition": 0, "offset": 0, "action": "retry"}
-        assert await agent.served("POST", f"{TOPIC}/groups/g/decide", body) == (200, {"done": done})
+        assert await agent.served("POST", f"{TOPIC}/groups/g/decide", body, **PATIENCE) == (
+            200,
+            {"done": done},
+        )
         found = await receive(agent)
         assert [message["value"] for message in found["messages"]] == (["bad"] if done else [])
 
@@ -258,7 +265,7 @@ async def test_dead_letters_of_timers_are_a_log(agent: Running) -> None:
     await agent.served("PUT", f"{TOPIC}/groups/g", {})
     await put(agent, {"value": "bad", "delay": "10ms"})
     [message] = (await receive(agent, wait="2s"))["messages"]
-    await agent.served("POST", f"{TOPIC}/groups/g/reject", {"receipts": [message["receipt"]]})
+    await agent.served("POST", f"{TOPIC}/groups/g/reject", {"receipts": [message["receipt"]]}, **PATIENCE)
     records: list[dict[str, Any]] = []
     while not records:
         _, read = await agent.served("GET", "/v1/topics/due.dead.g/partitions/0/records", wait="5s")
@@ -270,7 +277,7 @@ async def test_dead_letters_of_timers_are_a_log(agent: Running) -> None:
     assert "deliver_at" not in records[0]
     status, topic = await agent.served("GET", "/v1/topics/due.dead.g")
     assert (status, topic["kind"]) == (200, "log")
-    status, said = await agent.served("POST", f"{TOPIC}/groups/g/redrive", {})
+    status, said = await agent.served("POST", f"{TOPIC}/groups/g/redrive", {}, **PATIENCE)
     assert (status, said["redriven"]) == (200, 1)
     [again] = (await receive(agent, wait="2s"))["messages"]
     assert (again["value"], again["offset"], again["attempt"]) == ("bad", 0, 1)
@@ -282,7 +289,7 @@ async def test_a_letter_whose_message_is_past_its_retention_comes_again_as_a_rec
     """A new one, due at once."""
     await put(agent, {"value": "bad", "delay": "10ms"})
     [message] = (await receive(agent, wait="2s"))["messages"]
-    await agent.served("POST", f"{TOPIC}/groups/g/reject", {"receipts": [message["receipt"]]})
+    await agent.served("POST", f"{TOPIC}/groups/g/reject", {"receipts": [message["receipt"]]}, **PATIENCE)
     records: list[dict[str, Any]] = []
     while not records:
         _, read = await agent.served("GET", "/v1/topics/due.dead.g/partitions/0/records", wait="5s")
@@ -293,7 +300,7 @@ async def test_a_letter_whose_message_is_past_its_retention_comes_again_as_a_rec
 
     with monkeypatch.context() as patched:
         patched.setattr(GroupKeeper, "due_records", nothing)
-        status, said = await agent.served("POST", f"{TOPIC}/groups/g/redrive", {})
+        status, said = await agent.served("POST", f"{TOPIC}/groups/g/redrive", {}, **PATIENCE)
         assert (status, said["redriven"], said["copied"]) == (200, 1, 1)
     [again] = (await receive(agent, wait="2s"))["messages"]
     assert (again["value"], again["offset"], again["deliver_at"]) == ("bad", 1, None)
@@ -316,7 +323,7 @@ async def test_three_agents_serve_a_timer_topic_at_any_of_them(agents: Agents) -
                 assert parse_time(message["deliver_at"]) <= parse_time(answer["delivered_at"])
             found += len(answer["messages"])
     assert found == 12
-    status, said = await cluster[1].served("POST", f"{TOPIC}/groups/g/seek", {"to": "earliest"})
+    status, said = await cluster[1].served("POST", f"{TOPIC}/groups/g/seek", {"to": "earliest"}, **PATIENCE)
     assert (status, len(said["partitions"])) == (200, 3)
     again = 0
     while again < 12:
