@@ -284,7 +284,7 @@ def test_seeds_at_once_are_told_in_their_order(
     outcome = runner.run_seeds(range(6), jobs=3)
     ended = re.findall(r"^seed (\d) (?:ok|FAILED)", capsys.readouterr().out, re.MULTILINE)
     assert ended == list("012345")
-    assert outcome.failures == [(3, "seed 3 FAILED: its process died")]
+    assert outcome.failures == [(3, "seed 3 FAILED: its process died: exit status 9 without its whole word")]
     assert (outcome.seeds, outcome.next_seed, outcome.faults, outcome.records) == (6, 6, 10, 50)
     assert outcome.limits_met == {"requests": 0 + 1 + 2 + 4 + 5}
 

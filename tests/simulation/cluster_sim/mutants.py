@@ -651,16 +651,25 @@ def caught(mutant: Mutant, seed: int, *, control: bool = False) -> str | None:
     return None
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> int:
     """One line for each mutant: its name, the seed that caught it, and what was said. With --control the
-    first seed of each is run without the fault: then nothing should be said."""
-    control = "--control" in arguments
-    names = [name for name in arguments if name != "--control"]
+    first seed of each is run without the fault: then nothing should be said. A process that died has said
+    neither. The exit status is 1 unless all is as it should be. --times: seconds of processor, too."""
+    control, times = "--control" in arguments, "--times" in arguments
+    names = [name for name in arguments if not name.startswith("--")]
     asked = [mutant for mutant in MUTANTS if not names or mutant.name in names]
     judge, seeds = partial(caught, control=control), 1 if control else SEEDS_MAX
-    for mutant, seed, found in run(asked, judge, seeds=seeds, jobs=len(os.sched_getaffinity(0))):
-        print(f"{mutant.name}: {f'seed {seed}: {found}' if found else 'not caught'}", flush=True)
+    is_well = True
+    for judged in run(asked, judge, seeds=seeds, jobs=len(os.sched_getaffinity(0))):
+        is_well &= not judged.death and bool(judged.found) != control
+        if judged.death:
+            said = f"its process died at seed {judged.seed}: {judged.death}"
+        else:
+            said = f"seed {judged.seed}: {judged.found}" if judged.found else "not caught"
+        took = f"{judged.processor_s:.1f} s: " if times else ""
+        print(f"{judged.mutant.name}: {took}{said}", flush=True)
+    return 0 if is_well else 1
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

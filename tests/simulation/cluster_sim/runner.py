@@ -1,25 +1,22 @@
 """Runs seeds of the whole cluster, each in a process of its own, and says how they ended.
 
-Law of this file: a seed's outcome is a line to print and a number; a process for each, so that what one run
-leaves (coroutines that were killed and never ended) cannot reach the next.
+Law of this file: a seed's outcome is a line to print and a number.
 """
 
 from __future__ import annotations
 
-import gc
-import os
 import re
-import select
-import sys
 import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from cluster_sim import limits_met
 from cluster_sim.coverage import Ran, Recorder, from_text, to_text
 from cluster_sim.knobs import Knobs
+from cluster_sim.processes import Processes
 from cluster_sim.simulation import ClusterSimulation
 
 LINE_BYTES_MAX = 60_000
@@ -60,24 +57,10 @@ def run_seed(seed: int, *, trace: bool) -> str:
     return f"seed {seed} ok: {simulation.summary()}"
 
 
-@dataclass
-class _Running:
-    """A seed in a process of its own. `pipe` gives its line when it has ended."""
-
-    seed: int
-    pid: int
-    pipe: int
-
-    def line(self) -> str:
-        """How it ended; waits for it."""
-        with os.fdopen(self.pipe, "rb") as pipe:
-            said = pipe.read().decode(errors="replace")
-        os.waitpid(self.pid, 0)
-        return said or f"seed {self.seed} FAILED: its process died"
-
-
-def _run_recorded(seed: int, *, trace: bool) -> str:
-    """The line, and behind it what ran."""
+def _said(seed: int, *, trace: bool, coverage: bool) -> str:
+    """The line, and behind it what ran if that was asked for."""
+    if not coverage:
+        return run_seed(seed, trace=trace)[:LINE_BYTES_MAX]
     recorder = Recorder()
     recorder.start()
     try:
@@ -87,58 +70,33 @@ def _run_recorded(seed: int, *, trace: bool) -> str:
     return line[:LINE_BYTES_MAX] + COVERAGE_MARK + to_text(ran)
 
 
-def _begin(seed: int, *, trace: bool, coverage: bool) -> _Running:
-    """The process ends without cleaning up."""
-    reading, writing = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        gc.disable()  # to the end: coroutines that were killed are never collected
-        status = 1
-        try:
-            said = (
-                _run_recorded(seed, trace=trace) if coverage else run_seed(seed, trace=trace)[:LINE_BYTES_MAX]
-            )
-            sys.stdout.flush()
-            with os.fdopen(writing, "wb") as pipe:
-                pipe.write(said.encode())
-            status = 0
-        finally:
-            os._exit(status)
-    os.close(writing)
-    return _Running(seed, pid, reading)
-
-
 def _ended(
     seeds: Iterable[int], *, trace: bool, seconds: float | None, jobs: int, coverage: bool
 ) -> Iterator[tuple[int, str]]:
     """Seeds and their lines, in the order of the seeds, whichever ends first."""
     started = time.monotonic()
     waiting = iter(seeds)
-    running: dict[int, _Running] = {}
     lines: dict[int, str] = {}
     order: deque[int] = deque()
-    while True:
-        while len(running) < jobs and (seed := next(waiting, None)) is not None:
-            if seconds is not None and time.monotonic() - started > seconds:
-                print(f"time is up: seeds from {seed} on were left out")
-                waiting = iter(())
-                break
-            if trace:
-                print(f"seed {seed} {Knobs.of_seed(seed)}", flush=True)
-            begun = _begin(seed, trace=trace, coverage=coverage)
-            running[begun.pipe] = begun
-            order.append(seed)
-        if not running:
-            return
-        for pipe in select.select(list(running), [], [])[0]:
-            done = running.pop(pipe)
-            lines[done.seed] = done.line()
-        while order and order[0] in lines:
-            seed = order.popleft()
-            yield seed, lines.pop(seed)
+    with Processes[int](partial(_said, trace=trace, coverage=coverage)) as processes:
+        while True:
+            while len(processes) < jobs and (seed := next(waiting, None)) is not None:
+                if seconds is not None and time.monotonic() - started > seconds:
+                    print(f"time is up: seeds from {seed} on were left out")
+                    waiting = iter(())
+                    break
+                if trace:
+                    print(f"seed {seed} {Knobs.of_seed(seed)}", flush=True)
+                processes.begin(seed)
+                order.append(seed)
+            if not len(processes):
+                return
+            for ended in processes.wait():
+                died = f"seed {ended.work} FAILED: its process died: {ended.death}"
+                lines[ended.work] = died if ended.death else ended.said
+            while order and order[0] in lines:
+                seed = order.popleft()
+                yield seed, lines.pop(seed)
 
 
 def run_seeds(
