@@ -155,7 +155,7 @@ class Dispatcher:
         if not path.startswith("/"):
             path, host = absolute_form(path, host)
         try:
-            note_origin(request, self._policy.check(host, headers.get("Origin")))
+            note_origin(request, self._policy.check(host, headers.get("Origin"), over_tls=request.secure))
         except ShoalError as error:
             if self._witness is not None and error.code in REFUSALS:
                 self._witness.note_foreign(request, error.code)

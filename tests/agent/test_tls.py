@@ -250,3 +250,16 @@ async def test_the_end_of_certificates_is_a_metric(agents: Agents, tmp_path: pat
         found = re.search(rf'shoal_tls_certificate_expires_seconds{{file="{setting}"}} ([0-9.]+)', text)
         assert found is not None
         assert 29 * 86_400 < float(found[1]) <= 30 * 86_400
+
+
+async def test_a_page_that_came_in_the_open_is_another_page(agents: Agents, tmp_path: pathlib.Path) -> None:
+    """Somebody on the way can make one of the agent's own address. A browser would send its certificate with
+    that page's requests, as with all to that address."""
+    agent = await agents.alone("a", **flags(tmp_path / "tls", OLD.agent()))
+    url = agent.agent.url
+    assert (await agent.call("PUT", "/v1/topics/t"))[0] == 201
+    for origin, status in ((url.replace("https:", "http:"), 403), (url, 200)):
+        headers = {"Origin": origin, "Content-Type": "text/plain"}
+        path = f"{url}/v1/topics/t/partitions/0/records"
+        async with agents._session.post(path, data=b"x", headers=headers) as answer:
+            assert answer.status == status, await answer.text()

@@ -33,13 +33,13 @@ def sessions_in(headers: CIMultiDictProxy[str], name: str) -> list[str]:
     return values
 
 
-def refuse_other_pages(headers: CIMultiDictProxy[str]) -> None:
+def refuse_other_pages(headers: CIMultiDictProxy[str], *, over_tls: bool) -> None:
     """Raises ShoalError foreign-origin for a request that another page makes, those of --cors-origins
     included."""
     origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site")
     if site is not None and site not in OWN_SITES:
         raise ShoalError("foreign-origin", f"a page of another site ({shown(site)}) may use no session here")
-    if origin is not None and not is_own_page(origin, headers.get("Host")):
+    if origin is not None and not is_own_page(origin, headers.get("Host"), over_tls=over_tls):
         raise ShoalError("foreign-origin", f"a page from {shown(origin)} may use no session here")
 
 

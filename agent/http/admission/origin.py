@@ -34,12 +34,12 @@ class HostPolicy:
         self._origins = frozenset(filter(None, map(plain_origin, cors_origins)))
         self._good: set[str] = set()
 
-    def check(self, host: str | None, origin: str | None) -> str | None:
+    def check(self, host: str | None, origin: str | None, *, over_tls: bool = False) -> str | None:
         """Raise ShoalError foreign-origin, or bad-request for a Host that is not one. Returns the origin of a
-        page that is not this agent's and may all the same."""
+        page that is not this agent's and may all the same. `over_tls`: the request's connection is."""
         if host is not None and host not in self._good:
             self._check_host(host)
-        if origin is None or is_own_page(origin, host):
+        if origin is None or is_own_page(origin, host, over_tls=over_tls):
             return None
         if plain_origin(origin) not in self._origins:
             raise ShoalError(
@@ -63,10 +63,13 @@ class HostPolicy:
             self._good.add(host)
 
 
-def is_own_page(origin: str, host: str | None) -> bool:
-    """Whether a page of this origin was served at the address that the request is for."""
+def is_own_page(origin: str, host: str | None, *, over_tls: bool) -> bool:
+    """Whether a page of this origin was served at the address that the request is for. A page that came in
+    the open to a request over TLS was not: somebody on the way may have made it. Without TLS it may be of
+    either scheme, since a reverse proxy may take TLS off."""
     scheme, _, authority = origin.partition("://")
-    return scheme in ("http", "https") and host is not None and authority.lower() == host.lower()
+    schemes = ("https",) if over_tls else ("http", "https")
+    return scheme in schemes and host is not None and authority.lower() == host.lower()
 
 
 def host_name(host: str) -> str | None:

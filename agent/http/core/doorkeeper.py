@@ -233,7 +233,7 @@ class Doorkeeper:
         try:
             credentials = shown_credentials(headers, certificate, needs, resource)
             if operation.name == MAKE_SESSION.name:
-                refuse_other_pages(headers)  # and its cookie is of before
+                refuse_other_pages(headers, over_tls=self._agents_are_proven)  # and its cookie is of before
             else:
                 credentials = self._with_session(credentials, headers, needs, resource)
             identity = identified(access, credentials, needs, resource)
@@ -333,7 +333,7 @@ class Doorkeeper:
         sessions = sessions_in(headers, self.cookie)
         if not sessions:
             return credentials
-        refuse_other_pages(headers)
+        refuse_other_pages(headers, over_tls=self._agents_are_proven)
         if len(sessions) > 1 or credentials.authorization is not None:
             text = f"there is a cookie {self.cookie}, and another credential: send one"
             raise _named("unauthenticated", text, needs, resource)

@@ -319,6 +319,7 @@ def check_refusal(reply: Reply, status: int, need: str, title: str) -> None:
 ELSEWHERE = (
     ("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Site", "same-site"), ("Sec-Fetch-Site", "x"),
     ("Origin", "https://elsewhere.example.com"), ("Origin", "http://127.0.0.1:1"), ("Origin", "null"),
+    ("Origin", "http://127.0.0.1"),  # its own address, in the open
 )  # fmt: skip
 
 

@@ -175,6 +175,9 @@ def test_host_policy() -> None:
     ):
         with pytest.raises(ShoalError, match="foreign-origin"):
             policy.check("agent.example:7070", origin)
+    policy.check("agent.example", "https://agent.example", over_tls=True)
+    with pytest.raises(ShoalError, match="foreign-origin"):  # somebody on the way has made that page
+        policy.check("agent.example", "http://agent.example", over_tls=True)
     for number in range(REMEMBERED_HOSTS_MAX + 100):
         policy.check(f"10.0.{number // 250}.{number % 250}:{number}", None)
     assert len(policy._good) <= REMEMBERED_HOSTS_MAX
