@@ -168,5 +168,7 @@ def check_role_name(name: str) -> None:
     """Of a role that somebody makes. Raises RuleError, and nothing else."""
     if ROLE_NAME.fullmatch(name) is None:
         raise RuleError(f"{name[:80]!r} is no name of a role: use 1 to 64 of letters, digits, . _ -")
-    if name in BUILT_IN or name in OF_TOPICS:
+    if name in BUILT_IN:
         raise RuleError(f"role {name} is built in: choose another name")
+    if name in OF_TOPICS:
+        raise RuleError(f"role {name} is built in and has topics behind it, as {name}:orders* or {name}:*")

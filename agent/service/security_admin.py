@@ -49,6 +49,7 @@ from shoal.format.timestamps import format_time, parse_duration_ms
 DEFAULT_EXPIRY_MS: Final = 90 * 86_400_000
 EXPIRY_MAX_MS: Final = 3_653 * 86_400_000
 NEVER: Final = "never"
+QUOTAS: Final = "quotas"
 REQUEST_ID_BYTES = 8
 
 Json = dict[str, Any]
@@ -301,10 +302,10 @@ REFUSALS: Final[dict[Outcome, tuple[ErrorCode, str]]] = {
 def _quotas_in(body: Mapping[str, Any] | None) -> tuple[Quotas, dict[str, Any]]:
     """The quotas of a body, and the rest of it. ShoalError bad-request."""
     rest = dict(body or {})
-    if "quotas" not in rest:
+    if QUOTAS not in rest:
         return NO_QUOTAS, rest
     try:
-        return quotas_from(rest.pop("quotas")), rest
+        return quotas_from(rest.pop(QUOTAS)), rest
     except QuotaError as error:
         raise ShoalError("bad-request", str(error)) from None
 
@@ -314,7 +315,9 @@ def _lists_in(body: Mapping[str, Any] | None, *names: str) -> list[list[str]]:
     body = body or {}
     for name, value in body.items():
         if name not in names:
-            raise ShoalError("bad-request", f"{shown(name)} is unknown here: there is {', '.join(names)}")
+            raise ShoalError(
+                "bad-request", f"{shown(name)} is unknown here: there are {', '.join((*names, QUOTAS))}"
+            )
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise ShoalError("bad-request", f"{name} has to be a list of texts")
     return [body.get(name, []) for name in names]
@@ -351,7 +354,7 @@ def principal_document(entry: Principal) -> Json:
         "name": entry.name,
         "roles": list(entry.roles),
         "rules": [str(rule) for rule in entry.rules],
-        "quotas": entry.quotas.document(),
+        QUOTAS: entry.quotas.document(),
         "version": version_text(entry.version),
         "tokens": [token_document(token) for token in entry.tokens],
     }
@@ -368,13 +371,13 @@ def role_document(entry: RoleEntry) -> Json:
     """As GET /v1/roles/{role} shows it."""
     rules = [str(rule) for rule in entry.rules]
     quotas, version = entry.quotas.document(), version_text(entry.version)
-    return {"name": entry.name, "rules": rules, "quotas": quotas, "built_in": False, "version": version}
+    return {"name": entry.name, "rules": rules, QUOTAS: quotas, "built_in": False, "version": version}
 
 
 def _built_in_document(name: str) -> Json:
     rules = built_in_role(name) or ()
     texts = [str(rule) for rule in rules]
-    return {"name": name, "rules": texts, "quotas": {}, "built_in": True, "version": None}
+    return {"name": name, "rules": texts, QUOTAS: {}, "built_in": True, "version": None}
 
 
 def _require_own(role: str) -> None:

@@ -37,7 +37,8 @@ async def test_a_token_becomes_a_session_and_ends(tmp_path: pathlib.Path) -> Non
             assert login.endswith("(unauthenticated)")
             assert (proof, cookie) == (401, "")
             assert logout.endswith("(unauthenticated)")
-        login = (await told(tmp_path, url, "wr\u2026ng"))[0]
-        assert login.startswith("Not done: ")
+        for credential in ("wr\u2026ng", "a token", "a\x01b"):
+            login = (await told(tmp_path, url, credential))[0]
+            assert login.startswith("This is no token and no JWT: ")
     login = (await told(tmp_path, url, "right"))[0]
     assert login.startswith("Not done: ")

@@ -24,14 +24,15 @@ async function ask(method, headers) {
     else if (method === "DELETE") told.textContent = "Logged out.";
     else told.textContent = `Logged in as ${about.principal} until ${about.expires_at}.`;
   } catch (error) {
-    told.textContent = `Not done: ${error.message}.`;
+    told.textContent = `Not done: ${error.message}`;
   }
 }
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   const credential = field.value.trim();
   field.value = "";
-  ask("POST", {Authorization: `Bearer ${credential}`});
+  if (/^[!-~]+$/.test(credential)) ask("POST", {Authorization: `Bearer ${credential}`});
+  else told.textContent = "This is no token and no JWT: it has blanks or letters that none has.";
 });
 form.querySelector("[type=button]").addEventListener("click", () => ask("DELETE", {}));
 told.textContent = "";

@@ -159,6 +159,8 @@ def test_names_of_roles() -> None:
     for name in ("", "a/b", "a" * 65, "viewer", "operator", "admin", "producer", "consumer", "a:b", "a\n"):
         with pytest.raises(RuleError):
             check_role_name(name)
+    with pytest.raises(RuleError, match=r"as consumer:orders\*"):
+        check_role_name("consumer")
     for name in ("producer:", "producer:a*b", "consumer:_catalog", "consumer:a/b"):
         with pytest.raises(RuleError):
             built_in_role(name)

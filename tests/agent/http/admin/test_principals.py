@@ -173,6 +173,14 @@ async def test_a_refusal_says_why_and_changes_nothing(
     assert agent.broker.cluster.security.catalog.security.changed == before
 
 
+async def test_a_field_that_is_none_is_answered_with_all_that_are(agent: Agent) -> None:
+    """The quotas, too."""
+    answer = await agent.request("PUT", "/v1/principals/bob", {"tokens": []})
+    assert answer.json["detail"] == "'tokens' is unknown here: there are roles, rules, quotas"
+    answer = await agent.request("PUT", "/v1/roles/clerk", {"roles": ["clerk"]})
+    assert answer.json["detail"] == "'roles' is unknown here: there are rules, quotas"
+
+
 @pytest.mark.parametrize(
     "name",
     [
