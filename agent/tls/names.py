@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from shoal.addresses import is_address, plain_address
-from shoal.agent.security.access import PeerCertificate
+from shoal.agent.security.access import ANONYMOUS, PeerCertificate
+from shoal.agent.security.principals import BOOTSTRAP
 
 OWN_SCHEME: Final = "shoal://"
 URI_CHARACTERS_MAX: Final = 256
@@ -23,6 +24,8 @@ URI_CHARACTERS_MAX: Final = 256
 _PRINTABLE: Final = re.compile(r"[!-~]+")  # of a URI; NUL, controls and blanks are none
 CLIENT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 """Of a principal, as a certificate names it."""
+RESERVED: Final = (ANONYMOUS, BOOTSTRAP)
+"""Principals that no certificate proves: whoever shows nothing, and the first token."""
 
 
 class NameFault(ValueError):
@@ -68,18 +71,24 @@ class NameRules:
         except ValueError:
             raise NameFault("has an end that is no time") from None
         if not uris:
-            return PeerCertificate(_common_name(certificate), False, ends_ms)
+            return _client(_common_name(certificate), ends_ms)
         (uri,) = uris
         if len(uri) > URI_CHARACTERS_MAX or _PRINTABLE.fullmatch(uri) is None:
             raise NameFault(f"has a URI name over {URI_CHARACTERS_MAX} characters, or with a control in it")
         if self.is_agent(uri):
             return PeerCertificate(uri, True, ends_ms)
         if not uri.lower().startswith(OWN_SCHEME):
-            return PeerCertificate(uri, False, ends_ms)
+            return _client(uri, ends_ms)
         name = uri.removeprefix(client_uri(self.cluster, ""))
         if name == uri or CLIENT_NAME.fullmatch(name) is None:
             raise NameFault(f"has a URI name that is none of cluster {self.cluster}")
-        return PeerCertificate(name, False, ends_ms)
+        return _client(name, ends_ms)
+
+
+def _client(name: str, ends_ms: int | None) -> PeerCertificate:
+    if name in RESERVED:
+        raise NameFault(f"names a principal that no certificate proves: {' and '.join(RESERVED)} are none")
+    return PeerCertificate(name, False, ends_ms)
 
 
 def names_host(certificate: Mapping[str, Any], host: str) -> bool:

@@ -38,7 +38,7 @@ from shoal.agent.tls.authority import (
     Pair,
     host_in_certificate,
 )
-from shoal.agent.tls.names import CLIENT_NAME
+from shoal.agent.tls.names import CLIENT_NAME, RESERVED
 
 CA, AUTHORITY_KEY, GOSSIP_KEY, CLUSTER_FILE = "ca.crt", "authority.key", "gossip.key", "cluster.toml"
 HOSTS, CLIENTS = "hosts", "clients"
@@ -214,6 +214,8 @@ def check_name(name: str, what: str) -> str:
             f"{shown!r} is not a name of {'an agent' if what == 'agent' else f'a {what}'}",
             f"use 1 to 64 letters, digits, {signs}, beginning with a letter or a digit",
         )
+    if what == "client" and name in RESERVED:
+        raise UsageError(f"{name} is no principal that a certificate proves", "choose another name")
     return name
 
 

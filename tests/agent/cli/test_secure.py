@@ -151,6 +151,7 @@ LONG = "x" * 500
         (("agent", "b", "--address", "10.0.0.2"), "secrets is no directory with an authority"),
         (("agent", "a/b", "--address", "10.0.0.2"), "'a/b' is not a name of an agent"),
         (("client", LONG), "is not a name of a client"),
+        (("client", "bootstrap"), "bootstrap is no principal that a certificate proves"),
         (("client", "ann"), "`shoal secure init` makes an authority"),
         (("renew",), "secrets is no directory with an authority"),
     ],

@@ -55,6 +55,16 @@ def test_clients_are_called_by_their_uri_or_their_subject() -> None:
     assert RULES.peer(certificate("shoal://fish/client/anna", common_names=("b", "c"))).name == "anna"
 
 
+@pytest.mark.parametrize("name", ["anonymous", "bootstrap"])
+def test_no_certificate_is_of_a_principal_that_others_prove(name: str) -> None:
+    """As with JWTs: nothing in an audit looks as if the first token or nobody had come with a certificate."""
+    for names in (
+        certificate(client_uri("fish", name)), certificate(name), certificate(common_names=(name,)),
+    ):  # fmt: skip
+        with pytest.raises(NameFault, match="no certificate proves"):
+            RULES.peer(names)
+
+
 def test_the_end_of_a_certificate_is_told() -> None:
     """Of agents and clients, by each kind of name."""
     for names in (
