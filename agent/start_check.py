@@ -29,6 +29,7 @@ from shoal.agent.process.errors import StartError
 from shoal.agent.process.ports import PortChoice, PortError, is_own_address, listen
 from shoal.agent.security.posture import refused_start, warning
 from shoal.agent.tls.contexts import TlsError, make_contexts
+from shoal.agent.tls.names import names_host
 from shoal.agent.topics.cluster_file import ClusterFileError, load_cluster, settle_cluster
 from shoal.lookup import Lookup
 from shoal.segment_store.disk.disk import open_disk
@@ -245,7 +246,11 @@ def _check_tls(config: AgentConfig) -> StartFinding:
     except TlsError as error:
         return StartFinding("TLS", False, str(error))
     until = time.strftime("%Y-%m-%d", time.gmtime(min(contexts.expires.values())))
-    return StartFinding("TLS", True, f"this agent is {contexts.rules.agent_name}, until {until}")
+    host = config.advertised_host
+    found = f"this agent is {contexts.rules.agent_name}, until {until}"
+    if not names_host(contexts.certificate, host):
+        found += f"; clients will refuse it, since its certificate does not name {host}"
+    return StartFinding("TLS", True, found)
 
 
 def _check_socket(path: str) -> StartFinding:

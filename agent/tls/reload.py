@@ -38,14 +38,9 @@ async def load_tls(settings: TlsSettings, cluster: str, host: str) -> TlsState |
         contexts = await asyncio.to_thread(make_contexts, settings, cluster)
     except TlsError as error:
         raise StartError(str(error)) from None
-    if not names_host(contexts.certificate, host):
-        logger.warning(
-            "tls_cert %s does not name %s, where clients look for this agent: they will refuse it",
-            settings.tls_cert,
-            host,
-            extra=about("tls-host-unnamed"),
-        )
-    return TlsState(contexts, cluster)
+    state = TlsState(contexts, cluster, host)
+    state.check_host()
+    return state
 
 
 class Renewal:
@@ -58,9 +53,10 @@ class Renewal:
 class TlsState:
     """The contexts of an agent, as they are now."""
 
-    def __init__(self, contexts: Contexts, cluster: str) -> None:
+    def __init__(self, contexts: Contexts, cluster: str, host: str) -> None:
+        """`host`: as for load_tls()."""
         self.contexts = contexts
-        self._cluster = cluster
+        self._cluster, self._host = cluster, host
         self._listeners: list[Callable[[Renewal], None]] = []
         self._asked = asyncio.Event()
         self._fault = ""
@@ -73,6 +69,16 @@ class TlsState:
     def agents(self) -> ssl.SSLContext:
         """For connections to other agents."""
         return self.contexts.agents
+
+    def check_host(self) -> None:
+        """Tell of a certificate that clients refuse. Links of agents do not look at hosts."""
+        if not names_host(self.contexts.certificate, self._host):
+            logger.warning(
+                "tls_cert %s does not name %s, where clients look for this agent: they will refuse it",
+                self.contexts.files.settings.tls_cert,
+                self._host,
+                extra=about("tls-host-unnamed"),
+            )
 
     @property
     def expires(self) -> Mapping[str, float]:
@@ -113,6 +119,7 @@ class TlsState:
             f"{until:%Y-%m-%d}",
             extra=about("tls-exchanged"),
         )
+        self.check_host()
         renewal = Renewal(former, self.contexts)
         for listener in self._listeners:
             listener(renewal)

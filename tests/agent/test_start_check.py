@@ -9,6 +9,7 @@ import socket
 from typing import Any
 
 import pytest
+from certificates import AGENT, CLUSTER, HOSTS, Authority, write_files
 from command_line import run
 
 from shoal.agent.config import AgentConfig
@@ -74,6 +75,17 @@ async def test_a_cluster_that_nobody_named_is_the_directorys(tmp_path: pathlib.P
     assert found["directory"][1].endswith("agent cod of cluster fish")
     named = await findings(dataclasses.replace(unnamed, cluster="fish", cluster_is_explicit=True))
     assert named["configuration"] == (True, "bind 127.0.0.1, cluster fish")
+
+
+@pytest.mark.parametrize("hosts", [HOSTS, ("10.0.0.9",)])
+async def test_a_certificate_that_clients_will_refuse(tmp_path: pathlib.Path, hosts: tuple[str, ...]) -> None:
+    """The agent starts all the same: other agents do not look at names of hosts."""
+    authority = Authority()
+    files = write_files(tmp_path / "tls", authority.issue(AGENT, hosts=hosts), authority.pem)
+    names = {name: getattr(files, name) for name in ("tls_cert", "tls_key", "tls_ca")}
+    is_good, said = (await findings(config(tmp_path / "data", cluster=CLUSTER, **names)))["TLS"]
+    assert is_good
+    assert ("does not name 127.0.0.1" in said) == (hosts != HOSTS)
 
 
 async def test_a_key_that_cannot_be_read_is_found_without_a_directory_too(tmp_path: pathlib.Path) -> None:

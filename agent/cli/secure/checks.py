@@ -18,8 +18,9 @@ from shoal.agent.config import SETTINGS, AgentConfig
 from shoal.agent.process.config_source import ConfigFile
 from shoal.agent.security.posture import Posture
 from shoal.agent.settings import FILE_SECTION
-from shoal.agent.tls.authority import AuthorityError, read_issued
+from shoal.agent.tls.authority import LOOPBACK_HOSTS
 from shoal.agent.tls.contexts import TlsError, make_contexts
+from shoal.agent.tls.names import names_host
 
 EXPIRES_SOON_DAYS = 30
 KEY_OLD_DAYS = 180
@@ -78,15 +79,13 @@ def _certificates(config: AgentConfig, now_s: float) -> Iterator[Finding]:
             yield Finding(setting, "note", found, advice)
         else:
             yield Finding(setting, "ok", found)
-    try:
-        hosts = read_issued(contexts.files.cert).hosts
-    except AuthorityError:
-        return  # another authority's, whose names are its own affair
-    if not config.is_loopback and plain_address(config.advertised_host) not in hosts:
-        found = f"names {', '.join(hosts)}, and others use {config.advertised_host}"
-        yield Finding(
-            "names", "problem", found, "`shoal secure agent NAME --address ADDRESS --force` names it"
-        )
+    if not config.is_loopback and not names_host(contexts.certificate, config.advertised_host):
+        names = contexts.certificate.get("subjectAltName", ())
+        hosts = [plain_address(name) for kind, name in names if kind in ("DNS", "IP Address")]
+        named = [host for host in hosts if host not in LOOPBACK_HOSTS]
+        found = f"names {', '.join(named) or 'no host'}, and others use {config.advertised_host}"
+        advice = "`shoal secure agent NAME --address ADDRESS --force`, or your own authority, names it"
+        yield Finding("names", "problem", found, advice)
 
 
 def _modes(config: AgentConfig, file: ConfigFile) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from certificates import Authority, write_files
 
 from shoal.agent.cli.main import main
 from shoal.agent.cli.secure import checks
@@ -110,6 +111,19 @@ def test_what_was_spoilt_is_found(change: Callable[[Path], None], check: str, sa
     assert finding.level == "problem"
     assert said in finding.found
     assert finding.advice
+
+
+def test_a_certificate_of_another_authority_names_the_host(host: Path) -> None:
+    """Also where it is none that `shoal secure` made: clients look at its names all the same."""
+    authority = Authority()
+    for hosts, level in ((("10.0.0.1",), None), (("10.0.0.9", "localhost"), "problem"), ((), "problem")):
+        write_files(host, authority.issue("shoal://fish/agent", hosts=hosts), authority.pem)
+        os.replace(host / "agent.ca", host / "ca.crt")
+        finding = found(host).get("names")
+        assert (None if finding is None else finding.level) == level, hosts
+        if finding is not None:
+            named = "10.0.0.9" if hosts else "no host"
+            assert finding.found == f"names {named}, and others use 10.0.0.1"
 
 
 def test_data_and_old_keys(host: Path, tmp_path: Path) -> None:
