@@ -153,6 +153,14 @@ def test_names_in_any_case() -> None:
         ({"startingOffsets": '{"t":{"0":true}}'}, "not an offset"),
         ({"startingOffsets": '{"t":{"0":-3}}'}, "out of range"),
         ({"startingOffsets": '{"t":{"0":-1}}'}, "would read nothing"),
+        ({"startingOffsets": '{"t":{"0":1,"1":2,"0":3}}'}, "option startingOffsets names '0' twice"),
+        ({"endingOffsets": '{"t":{"0":1,"00":3}}'}, "endingOffsets names partition 0 of 't' twice"),
+        ({"startingOffsets": '{"t":{"0":1},"t":{"1":3}}'}, "option startingOffsets names 't' twice"),
+        (
+            {"startingOffsetsByTimestamp": '{"t":{"0":1,"0":1}}'},
+            "option startingOffsetsByTimestamp names '0' twice",
+        ),
+        ({"subscribe": None, "assign": '{"t":[0],"t":[1]}'}, "option assign names 't' twice"),
         ({"endingOffsets": '{"t":{"0":-2}}'}, "would read nothing"),
     ],
 )

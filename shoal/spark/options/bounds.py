@@ -122,7 +122,7 @@ def _require_pattern(text: str) -> None:
 
 def _assigned(text: str) -> dict[str, tuple[int, ...]]:
     wanted = 'option assign must be JSON like {"TOPIC": [0, 1]}'
-    document = json_object(text)
+    document = json_object("assign", text)
     if not document:
         raise SourceError(f"{wanted}, not {text[:80]!r}")
     for topic, partitions in document.items():
@@ -178,7 +178,7 @@ def _per_partition(
 ) -> PerPartition:
     """{topic: {partition: number}} of the topics that are read. Raises SourceError."""
     example = _example(selection.named or ("TOPIC",), low)
-    document = json_object(text)
+    document = json_object(name, text)
     if document is None:
         raise SourceError(f"option {name} must be {alternatives}JSON like {example}, not {text[:80]!r}")
     named = selection.named
@@ -211,5 +211,7 @@ def _numbers(name: str, topic: str, numbers: Any, low: int, high: int) -> dict[i
             raise SourceError(f"option {name}: {topic!r} has {partition!r}: {number!r}, not {what}")
         if not low <= number <= high:
             raise SourceError(f"option {name}: {number} of {topic!r}/{partition} is out of range")
+        if int(partition) in parsed:
+            raise SourceError(f"option {name} names partition {int(partition)} of {topic!r} twice")
         parsed[int(partition)] = number
     return parsed

@@ -85,10 +85,20 @@ def require_topic_name(option: str, topic: str) -> None:
         )
 
 
-def json_object(text: str) -> dict[str, Any] | None:
-    """None for any other text."""
+def json_object(option: str, text: str) -> dict[str, Any] | None:
+    """None for any other text. Raises SourceError for a name that an object has twice: one of both values
+    would be passed over."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in found:
+                raise SourceError(f"option {option} names {name[:80]!r} twice")
+            found[name] = value
+        return found
+
     try:
-        document = json.loads(text)
+        document = json.loads(text, object_pairs_hook=once)
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
