@@ -61,6 +61,7 @@ WORKER_FILES: Final = (
     "spark/setup.py",
     "spark/ship/__init__.py",
     "spark/ship/bootstrap.py",
+    "spark/ship/served_directory.py",
     "spark/ship/shipment.py",
     "spark/source.py",
     "spark/write/__init__.py",

@@ -18,9 +18,10 @@ from typing import Any, Final, NamedTuple, SupportsIndex
 
 from shoal.spark.ship import bootstrap
 from shoal.spark.ship.bootstrap import digest_of
+from shoal.spark.ship.served_directory import ServedDirectory
 
 received: Shipment | None = None  # this process has been sent it
-_served: Final[list[tempfile.TemporaryDirectory[str]]] = []
+_served: Final[list[ServedDirectory]] = []
 """One for each context of this process: executors fetch the zip as long as it lives."""
 
 
@@ -92,7 +93,7 @@ def deliver(shipment: Shipment, spark: Any) -> Shipment:
                 Path(directory, name).write_bytes(shipment.archive)
                 spark.addArtifacts(str(Path(directory, name)), file=True)
         elif not any(listed.endswith(name) for listed in context.listFiles):
-            served = tempfile.TemporaryDirectory(prefix="shoal-spark-files-")
+            served = ServedDirectory()
             _served.append(served)
             target = Path(served.name, name)
             target.write_bytes(shipment.archive)
