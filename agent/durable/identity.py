@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from shoal.agent.durable.ids import GroupId, IdentityError, group_id_from_bytes
-from shoal.agent.durable.paired_file import PairedFile
+from shoal.agent.durable.paired_file import PairedFile, PairedFileError, PairedFileFull
 from shoal.format.batch import LogIndex, Term
 from shoal.replication.interfaces import HardState, ReplicaId
 from shoal.segment_store.disk.disk import Disk
@@ -155,6 +155,8 @@ class ReplicaRegistry(_Store):
     def __init__(self, records: PairedFile) -> None:
         super().__init__(records)
         self._by_group: dict[GroupId, ReplicaRecord] = {}
+        self._refused: set[GroupId] = set()
+        """What the disk says of them may not be what readers see: nothing is changed until that is undone."""
         for key, payload in records.items():
             if key == _MADE_KEY:
                 continue
@@ -192,14 +194,46 @@ class ReplicaRegistry(_Store):
     async def put(self, record: ReplicaRecord) -> None:
         """Durable on return, before the replica's first message. Readers see it no earlier: a save that
         failed leaves no record. Raises PairedFileError."""
-        payload = _REGISTRY.pack(*record.replica_id, record.state)
-        await self._records.save(record.group.to_bytes(), payload)
+        await self._change(record.group, record)
         self._by_group[record.group] = record
 
     async def remove(self, group: GroupId) -> None:
-        """Only on a committed configuration without the replica, or a committed topic deletion (safety 4)."""
+        """Only on a committed configuration without the replica, or a committed topic deletion (safety 4).
+        Raises PairedFileError: then the record is still there."""
+        await self._change(group, None)
         self._by_group.pop(group, None)
-        await self._records.remove(group.to_bytes())
+
+    async def _change(self, group: GroupId, record: ReplicaRecord | None) -> None:
+        self._records.check()
+        if self._refused:
+            raise PairedFileFull("no room for the register of replicas, when it was last written")
+        try:
+            await self._write(group, record)
+        except PairedFileFull:
+            self._refused.add(group)
+            raise
+
+    async def _write(self, group: GroupId, record: ReplicaRecord | None) -> None:
+        if record is None:
+            await self._records.remove(group.to_bytes())
+        else:
+            payload = _REGISTRY.pack(*record.replica_id, record.state)
+            await self._records.save(group.to_bytes(), payload)
+
+    async def write_again(self) -> bool:
+        """There may be room again: whatever was refused is undone on the disk, so that it says what readers
+        see. A crash on the way leaves what one right after the refused change would have left. False: it is
+        refused again."""
+        if not await self._records.write_again():
+            return False
+        while self._refused:
+            group = next(iter(self._refused))
+            try:
+                await self._write(group, self._by_group.get(group))
+            except PairedFileError as error:  # a disk that has failed says so to whoever saves next
+                return not isinstance(error, PairedFileFull)
+            self._refused.discard(group)
+        return True
 
 
 def _decode_record(key: bytes, payload: bytes) -> ReplicaRecord:
@@ -225,6 +259,11 @@ class HardStateFile(_Store):
     def check(self) -> None:
         """Raises PairedFileError when the disk may hold other states than these after a restart."""
         self._records.check()
+
+    async def write_again(self) -> bool:
+        """There may be room again: what was refused is written, of which nobody was told. So a replica may
+        find a vote that it never gave. False: it is refused again."""
+        return await self._records.write_again()
 
     @property
     def damaged_slots(self) -> int:
@@ -269,7 +308,9 @@ class HardStateFile(_Store):
         await self._save(group, (*fields[:-1], floor))
 
     async def lower_floor(self, group: GroupId, last_index: LogIndex) -> None:
-        """The log is about to end with that entry, or before. Saves nothing where the floor is lower."""
+        """The log is about to end with that entry, or before. Saves nothing where the floor is lower, on the
+        disk too."""
+        self.check()
         if last_index < self.floor(group):
             await self.save_floor(group, last_index)
 

@@ -3,7 +3,9 @@
 Law of this file: bytes under keys, each in a 512-byte slot (one sector, so that a torn write harms one
 record), each slot in two files. A save writes and syncs the first file, then the second, then returns: at any
 crash one copy is whole, and two bad copies of a slot prove damage. Saves are group-committed: those asked for
-while a sync runs go into the next. identity.py gives records their meaning.
+while a sync runs go into the next. A write that finds no room goes on where it stopped, with the same bytes.
+Newer ones come later: a slot of which one copy may be torn is not touched in the other. identity.py gives
+records their meaning.
 """
 
 import asyncio
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 import crc32c
 
 from shoal.segment_store.disk.disk import Disk, File
+from shoal.segment_store.errors import is_no_space
 
 SLOT_BYTES = 512
 MAX_SLOTS = 65_536
@@ -30,6 +33,11 @@ MAX_RECORD_BYTES = SLOT_BYTES - _HEAD.size - _CHECKSUM.size
 
 class PairedFileError(Exception):
     """The records cannot be kept: no free slot, a record too long for one, or a disk that failed."""
+
+
+class PairedFileFull(PairedFileError):
+    """No space (ENOSPC, EDQUOT) for a write. Nothing can be saved until `write_again` has succeeded; whether
+    the refused save is then there is for the caller to say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,20 @@ def decode_slot(data: bytes) -> _Slot | None:
     return _Slot(sequence, body[_HEAD.size : end], body[end : end + payload_length], bool(flags & _REMOVED))
 
 
+class _Batch:
+    """Slots that are written in one go, ascending, and the copies that have yet to take them."""
+
+    def __init__(self, slots: list[tuple[int, bytes]], copies: tuple[File, ...]) -> None:
+        self.slots = slots
+        self.copies_left = list(copies)
+
+    async def write(self) -> None:
+        """Into one copy after the other, from where it stopped before. Raises OSError."""
+        while self.copies_left:
+            await _write_slots(self.copies_left[0], self.slots)
+            del self.copies_left[0]
+
+
 class PairedFile:
     """Records by key, loaded whole, saved in two copies. Use from one event loop."""
 
@@ -72,6 +94,10 @@ class PairedFile:
         self._slot_count = 0
         self._sequence = 0
         self._pending: dict[int, bytes] = {}
+        self._batch: _Batch | None = None
+        """Being written, or refused for want of room."""
+        self._leaving: set[int] = set()
+        """Slots that are free once their removal is written."""
         self._waiters: list[asyncio.Future[None]] = []
         self._flusher: asyncio.Task[None] | None = None
         self._failure: PairedFileError | None = None
@@ -144,8 +170,19 @@ class PairedFile:
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         return iter(list(self._records.items()))
 
+    async def write_again(self) -> bool:
+        """There may be room again: write everything that was refused for want of it. Then the disk says what
+        `get` says. False: it is refused again."""
+        if isinstance(self._failure, PairedFileFull):
+            if self._flusher is None or self._flusher.done():
+                self._flusher = asyncio.create_task(self._flush())
+            await asyncio.wait([self._flusher])
+        return not isinstance(self._failure, PairedFileFull)
+
     async def save(self, key: bytes, payload: bytes) -> None:
-        """Returns once both copies are synced. A failed write or sync raises PairedFileError from then on."""
+        """Returns once both copies are synced. A failed write or sync raises PairedFileError from then on,
+        one that found no room (PairedFileFull) until `write_again`."""
+        self.check()
         if len(key) + len(payload) > MAX_RECORD_BYTES:
             raise PairedFileError(
                 f"a record of {len(key) + len(payload)} bytes, more than {MAX_RECORD_BYTES}"
@@ -159,14 +196,15 @@ class PairedFile:
         await self._commit(number, encode_slot(self._sequence, key, payload))
 
     async def remove(self, key: bytes) -> None:
-        """Forget a record, durably; a key that is not there is no error."""
+        """Forget a record, durably; a key that is not there is no error. Raises as `save`."""
+        self.check()
         number = self._slots.pop(key, None)
         if number is None:
             return
         del self._records[key]
         self._sequence += 1
+        self._leaving.add(number)
         await self._commit(number, encode_slot(self._sequence, key, b"", removed=True))
-        self._free.append(number)
 
     def _take_slot(self) -> int:
         if self._free:
@@ -177,7 +215,6 @@ class PairedFile:
         return self._slot_count - 1
 
     async def _commit(self, number: int, data: bytes) -> None:
-        self.check()
         self._pending[number] = data
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -186,29 +223,41 @@ class PairedFile:
         await waiter
 
     async def _flush(self) -> None:
-        while self._pending:
-            batch = sorted(self._pending.items())
-            waiters = self._waiters
-            self._pending, self._waiters = {}, []
+        while self._batch is not None or self._pending:
+            if self._batch is None:
+                self._batch = _Batch(sorted(self._pending.items()), self._files)
+                self._pending = {}
+            batch, waiters = self._batch, self._waiters
+            self._waiters = []
             try:
-                for file in self._files:
-                    await _write_slots(file, batch)
+                await batch.write()
             except OSError as error:
-                self._fail(PairedFileError(f"the disk failed under {file.path}: {error}"), waiters)
+                self._fail(error, batch.copies_left[0].path, waiters)
                 return
+            self._batch = None
+            for number, _ in batch.slots:
+                if number in self._leaving:
+                    self._leaving.remove(number)
+                    self._free.append(number)
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
+        self._failure = None
         self._flusher = None
 
-    def _fail(self, error: PairedFileError, waiters: list[asyncio.Future[None]]) -> None:
-        # A failed sync is never retried: nobody knows which of the two copies the disk holds.
-        self._failure = error
+    def _fail(self, error: OSError, path: str, waiters: list[asyncio.Future[None]]) -> None:
+        if is_no_space(error):
+            failure: PairedFileError = PairedFileFull(f"no room for {path}: {error}")
+        else:
+            # A failed sync is never retried: nobody knows which of the two copies the disk holds.
+            failure = PairedFileError(f"the disk failed under {path}: {error}")
+            self._batch = None
+            self._pending.clear()
+        self._failure = failure
         for waiter in [*waiters, *self._waiters]:
             if not waiter.done():
-                waiter.set_exception(error)
+                waiter.set_exception(failure)
         self._waiters.clear()
-        self._pending.clear()
 
     async def close(self) -> None:
         """Wait for saves under way and close the files."""

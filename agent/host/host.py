@@ -25,7 +25,7 @@ from shoal.agent.host.copy_target import INSTALL_FAULTS, CopyTarget
 from shoal.agent.host.free_space import MIN_FREE_BYTES, TRIM_FREE_BYTES, FreeSpace
 from shoal.agent.host.leadership_transfer import hand_over_all
 from shoal.agent.host.newborns import Newborns
-from shoal.agent.host.open_group import OpenGroup, Unserved
+from shoal.agent.host.open_group import OpenGroup, Unserved, nothing
 from shoal.agent.host.peer_input import PeerInput
 from shoal.agent.host.peer_liveness import PeerLiveness
 from shoal.agent.host.reopener import Reopener
@@ -33,6 +33,7 @@ from shoal.agent.host.repair import LogRepair
 from shoal.agent.host.scheduler import Scheduler
 from shoal.agent.host.unsafe_recovery import Recovery
 from shoal.agent.partition.clock_skew import PeerClocks
+from shoal.agent.partition.disk_queue import failure_of
 from shoal.agent.partition.observer import ReplicaObserver
 from shoal.agent.partition.opener import DamagedReplica, ReplicaLost, Stores, Work, erase, open_replica
 from shoal.agent.partition.pending import Waiter
@@ -107,7 +108,7 @@ class Host:
         views = ViewSet(stores, links, clock.now_ms, self.clocks.believed_now_us, room)
         liveness = PeerLiveness(links, self, config.raft.heartbeat_interval_ms)
         self._copy_target = CopyTarget(links, stores, self, views)
-        self.reopener = Reopener(self, self._copy_target.abandon)
+        self.reopener = Reopener(self, self._copy_target.abandon, stores.write_again)
         self._duties = (
             liveness.run,
             partial(self.free_space.watch, self.reopener.look),
@@ -234,8 +235,7 @@ class Host:
     async def open_mended(self, damaged: DamagedReplica, quarantined: frozenset[LogIndex]) -> None:
         """Open a replica whose log was damaged, and is not any more, but for what is quarantined."""
         if not self.turns.stopping:
-            await self._open(replace(damaged.plan, quarantined=quarantined))
-            self.reopener.on_opened()
+            await self.open_anew(replace(damaged.plan, quarantined=quarantined), nothing)
 
     def may_reopen(self, replica: Replica) -> bool:
         """Whether it is still the group's replica."""
@@ -526,7 +526,7 @@ class Host:
         try:
             await self.save_hard_state(replica, replica.core.hard_state)
         except PairedFileError as error:
-            replica.fail("damaged", f"hard states cannot be stored any more: {error}")
+            replica.fail(*failure_of(error))
 
     async def stop(self) -> None:
         """Close every group; waiting appends get an indefinite answer. Leadership was handed over before, or

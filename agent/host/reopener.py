@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from shoal.agent.durable.ids import GroupId
+from shoal.agent.durable.paired_file import PairedFileFull
 from shoal.agent.host.open_group import GroupHost, nothing
 from shoal.agent.partition.plan import Plan
 from shoal.segment_store.errors import DiskFull, is_no_space
@@ -35,11 +36,18 @@ class _Refused:
 
 
 class Reopener:
-    """One per host."""
+    """One per host. `write_again` settles what the disk refused of promises and records of replicas, or says
+    that it is still refused."""
 
-    def __init__(self, host: GroupHost, abandon_copy: Callable[[GroupId], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        host: GroupHost,
+        abandon_copy: Callable[[GroupId], Awaitable[None]],
+        write_again: Callable[[], Awaitable[bool]],
+    ) -> None:
         self._host = host
         self._abandon_copy = abandon_copy
+        self._write_again = write_again
         self._under_way: dict[GroupId, asyncio.Future[None]] = {}
         self._refused: dict[GroupId, _Refused] = {}
         """Of this agent's replicas only; none of them is open."""
@@ -72,7 +80,8 @@ class Reopener:
     def failed(self, plan: Plan, error: Exception) -> None:
         """Its opening did. It is tried again only after a full disk: a disk that has failed is judged by the
         recovery of the whole agent."""
-        if isinstance(error, DiskFull) or (isinstance(error, OSError) and is_no_space(error)):
+        is_full = isinstance(error, DiskFull | PairedFileFull)
+        if is_full or (isinstance(error, OSError) and is_no_space(error)):
             self._refused[plan.group] = _Refused(plan)
 
     def forget(self, group: GroupId) -> None:
@@ -81,21 +90,21 @@ class Reopener:
 
     async def look(self) -> None:
         """The disk has room: replicas that stopped when it was full come back by recovery, and those whose
-        opening it refused are opened."""
-        if self._is_settled:
+        opening it refused are opened. None of them before their promises are on the disk."""
+        if self._is_settled or not await self._write_again():
             return
         host = self._host
         full = [one for one in host.open_replicas() if one.failure and one.failure[0] == "disk-full"]
         for replica in full:
             if host.may_reopen(replica):
                 await self._abandon_copy(replica.group)
-            if host.may_reopen(replica):
+            if host.may_reopen(replica) and not self._is_settled:
                 logger.warning("%s: opening the replica again, since the disk has room", replica.group)
                 await host.reopen(replica.group, nothing)
         for group, refused in list(self._refused.items()):
             if refused.looks_left:
                 refused.looks_left -= 1
-            elif self._refused.get(group) is refused:
+            elif self._refused.get(group) is refused and not self._is_settled:
                 await self._try_again(refused)
 
     async def _try_again(self, refused: _Refused) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from shoal.agent.durable.identity import HardStateFile
 from shoal.agent.durable.ids import GroupId
-from shoal.agent.durable.paired_file import PairedFileError
+from shoal.agent.durable.paired_file import PairedFileError, PairedFileFull
 from shoal.agent.host.open_group import GroupHost, nothing
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
@@ -43,7 +43,7 @@ from shoal.replication.interfaces import Replica as RaftReplica
 from shoal.replication.state.commit_evidence import in_force, was_never_committed
 from shoal.segment_store.check.damage import DamagedRange, within
 from shoal.segment_store.check.repair import mend_entries, mend_frame
-from shoal.segment_store.errors import ChainBroken, Damaged, OffsetOutOfRange, StoreError
+from shoal.segment_store.errors import ChainBroken, Damaged, DiskFull, OffsetOutOfRange, StoreError
 from shoal.segment_store.log.log import PartitionLog
 
 ENTRY_TIMEOUT_MS = 5_000
@@ -217,9 +217,7 @@ class LogRepair:
         while missing:
             before = len(missing)
             async with self._slots:
-                missing = [
-                    item for item in missing if not await self._mend_stretch(damaged, item, quarantined)
-                ]
+                missing = [item for item in missing if not await self._is_over(damaged, item, quarantined)]
             if missing and len(missing) < before:
                 damaged.damage = tuple(missing)
                 await damaged.find_configurations()
@@ -247,6 +245,14 @@ class LogRepair:
                 continue
             newest = max(newest, told, key=lambda item: item.index)
         return newest.replicas
+
+    async def _is_over(self, damaged: DamagedReplica, item: Damaged, quarantined: set[LogIndex]) -> bool:
+        """Mend the stretch, as far as that is possible now: a full disk has room again some day."""
+        try:
+            return await self._mend_stretch(damaged, item, quarantined)
+        except (DiskFull, PairedFileFull) as error:
+            seldom.warning("%s: damage is not repaired yet: %s", damaged.plan.group, error)
+            return False
 
     async def _mend_stretch(self, damaged: DamagedReplica, item: Damaged, quarantined: set[LogIndex]) -> bool:
         """True when it is over."""

@@ -14,10 +14,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from shoal.agent.durable.paired_file import PairedFileError, PairedFileFull
+from shoal.errors import ErrorCode
 from shoal.format.batch import Flag, Frame, LogIndex
 from shoal.replication.interfaces import HardState
 from shoal.replication.state.ready import Ready
-from shoal.segment_store.errors import StoreError
+from shoal.segment_store.errors import DiskFull, StoreError
 from shoal.segment_store.log.log import PartitionLog
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,14 @@ class _Item:
             # empty replica makes that entry a configuration, which carries no flag.
             if stamp.index == 1 or (stamp.flags and stamp.flags & Flag.FIRST_OF_SEGMENT):
                 self.segments += (stamp.index,)
+
+
+def failure_of(error: BaseException) -> tuple[ErrorCode, str, BaseException | None]:
+    """The failure of a replica one of whose writes ended so, as `Replica.fail` takes it. One that met a full
+    disk comes back when there is room (reopener.py)."""
+    code: ErrorCode = "disk-full" if isinstance(error, DiskFull | PairedFileFull) else "damaged"
+    is_bug = not isinstance(error, StoreError | PairedFileError)
+    return code, f"this replica stopped: {error}", error if is_bug else None
 
 
 class DiskOrder:

@@ -131,6 +131,11 @@ class Stores:
         object.__setattr__(self, "shared", SharedFiles(self.disk))
         object.__setattr__(self, "new_directories", NewDirectories(self.disk))
 
+    async def write_again(self) -> bool:
+        """The disk has room: promises and records that it refused are settled. False: it refuses them
+        again."""
+        return await self.hard_states.write_again() and await self.registry.write_again()
+
     def identity(self, group: GroupId) -> LogIdentity:
         """The seed of the checksums of the partition's frames."""
         return LogIdentity(self.cluster_id, group.topic_id, group.partition)

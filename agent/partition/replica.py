@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 from shoal.agent.durable.ids import GroupId
 from shoal.agent.partition.agenda import Agenda
 from shoal.agent.partition.append_sender import Sender
-from shoal.agent.partition.disk_queue import DiskOrder
+from shoal.agent.partition.disk_queue import DiskOrder, failure_of
 from shoal.agent.partition.frames_ahead import FramesAhead, StagedFrames
 from shoal.agent.partition.observer import Observers, ReplicaObserver
 from shoal.agent.partition.pending import WaitQueue
@@ -53,7 +53,7 @@ from shoal.replication.raft import RaftCore
 from shoal.replication.roles.transitions import Role
 from shoal.replication.state.ready import Ready
 from shoal.segment_store.check.damage import DamagedRange, before, merge, range_of, touches
-from shoal.segment_store.errors import Damaged, DiskFull, StoreError
+from shoal.segment_store.errors import Damaged
 from shoal.segment_store.log.log import PartitionLog
 
 MAX_UNCOMMITTED_BYTES = 64 * 2**20
@@ -153,7 +153,7 @@ class Replica:
             floor,
             lambda index: host.save_floor(self, index),
             self._durable,
-            self._disk_failed,
+            lambda error: self.fail(*failure_of(error)),
         )
         most_bytes = host.raft_config.max_append_bytes
         self.sender = Sender(
@@ -570,10 +570,6 @@ class Replica:
         self.host.damaged(self.group)
 
     # The end
-
-    def _disk_failed(self, error: BaseException) -> None:
-        code: ErrorCode = "disk-full" if isinstance(error, DiskFull) else "damaged"
-        self.fail(code, f"this replica stopped: {error}", None if isinstance(error, StoreError) else error)
 
     def fail(self, code: ErrorCode, reason: str, cause: BaseException | None = None) -> None:
         """Stop for good: acknowledge nothing more (a failed fsync is fatal), and say nothing but that another

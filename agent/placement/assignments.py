@@ -12,7 +12,7 @@ import logging
 
 from shoal.agent.durable.identity import ReplicaRecord, ReplicaState
 from shoal.agent.durable.ids import CATALOG_GROUP, GroupId
-from shoal.agent.durable.paired_file import PairedFileError
+from shoal.agent.durable.paired_file import PairedFileError, PairedFileFull
 from shoal.agent.host.host import Host
 from shoal.agent.log_lines.names import agent_name
 from shoal.agent.log_lines.repeats import once_a_minute
@@ -81,7 +81,7 @@ class Assignments:
 
     async def on_hold(self, _peer: str, payload: bytes) -> bytes:
         """A group's leader says that a committed configuration names this agent. The answer is empty, or says
-        why this agent takes no replica in this run: the leader tries another one. Raises ShoalError when
+        why this agent can keep no replica: the leader tries another one. Raises ShoalError when
         nothing can be opened yet; the leader asks again until its configuration is another one."""
         group, configuration, caught_up = decode_hold(payload)
         mine = next((item for item in configuration.replicas if item.agent_id == self._agent_id), None)
@@ -93,8 +93,8 @@ class Assignments:
                 if not self._has(group, mine):
                     await self._open(group, mine)
             except PairedFileError as error:
-                # The register of replicas stays refused until the next start, which reads it again.
-                seldom.error("%s: this agent takes no replica until it is restarted: %s", group, error)
+                until = "the disk has room" if isinstance(error, PairedFileFull) else "it is restarted"
+                seldom.error("%s: this agent takes no replica until %s: %s", group, until, error)
                 return str(error).encode()
         if caught_up or not mine.learner:
             self._filling.discard(group)

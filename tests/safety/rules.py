@@ -12,6 +12,7 @@ from __future__ import annotations
 from tests.safety.birth_rules import BIRTH_FAULTS
 from tests.safety.fault import A, Fault, R, S
 from tests.safety.group_rules import GROUP_FAULTS
+from tests.safety.hard_state_rules import HARD_STATE_FAULTS
 from tests.safety.time_rules import TIME_FAULTS
 from tests.safety.view_rules import VIEW_FAULTS
 
@@ -79,64 +80,18 @@ FAULTS: tuple[Fault, ...] = (
         2,
         "a birth whose last note failed is found complete when it is asked for again",
         "agent/durable/identity.py",
-        """        await self._records.save(record.group.to_bytes(), payload)
+        """        await self._change(record.group, record)
         self._by_group[record.group] = record
 """,
         """        self._by_group[record.group] = record
-        await self._records.save(record.group.to_bytes(), payload)
+        await self._change(record.group, record)
 """,
         (
             A
             + "host/test_host_faults.py::test_a_birth_that_could_not_be_noted_is_refused_until_the_agent_starts_again",
         ),
     ),
-    Fault(
-        3,
-        "a log that lost its newest segment is taken for a shorter one",
-        "agent/partition/opener.py",
-        "    synced = max(hard_state.commit_index, stores.hard_states.floor(plan.group))\n",
-        "    synced = hard_state.commit_index\n",
-        (
-            A
-            + "host/test_host_faults.py::test_a_voter_whose_newest_segment_is_ruined_does_not_vote_what_was_acknowledged_away",
-        ),
-    ),
-    Fault(
-        3,
-        "the second copy is written while the first is not synced",
-        "agent/durable/paired_file.py",
-        '        await file.write(first * SLOT_BYTES, b"".join(run))\n    await file.sync()\n',
-        '        await file.write(first * SLOT_BYTES, b"".join(run))\n',
-        (
-            A + "durable/test_identity.py::test_the_first_copy_is_synced_before_the_second_is_touched",
-            A + "durable/test_identity.py::test_a_power_failure_loses_nothing_that_was_acknowledged",
-        ),
-    ),
-    Fault(
-        3,
-        "a granted vote leaves before it is on disk",
-        "replication/roles/candidate.py",
-        "    state.outbox.send_after_sync(VoteReply(state.replica_id, message.sender, state.term, True))\n",
-        "    state.send(VoteReply(state.replica_id, message.sender, state.term, True))\n",
-        (R + "roles/test_elections.py::test_a_vote_in_a_term_that_is_on_disk_already_waits_too",),
-    ),
-    Fault(
-        3,
-        "a replica whose vote is gone votes on",
-        "agent/partition/opener.py",
-        "    if stored is None or stored[0] != record.replica_id:\n        raise await _lose(",
-        "    if stored is None:\n        stored = record.replica_id, HardState(type(record.replica_id.term)(10**6))\n"
-        "    if stored[0] != record.replica_id:\n        raise await _lose(",
-        (A + "host/test_host_faults.py::test_a_forgotten_vote_makes_a_replica_lost",),
-    ),
-    Fault(
-        3,
-        "a log ahead of the stored term is believed",
-        "agent/partition/opener.py",
-        "    if log.last_term > hard_state.term:\n",
-        "    if False:\n",
-        (A + "host/test_host_faults.py::test_a_log_above_the_stored_term_is_a_lost_replica",),
-    ),
+    *HARD_STATE_FAULTS,
     Fault(
         4,
         "a configuration from before a replica was added deletes it",

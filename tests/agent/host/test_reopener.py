@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import pathlib
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -14,6 +16,7 @@ from small_disk import REASON, mount, unmount
 from waiting import until
 
 from shoal.agent.durable.ids import GroupId
+from shoal.agent.durable.paired_file import PairedFileFull
 from shoal.agent.host.open_group import GroupHost
 from shoal.agent.host.reopener import PAUSE_LOOKS_MAX, Reopener
 from shoal.agent.partition.plan import Plan
@@ -25,6 +28,7 @@ from tests.agent.harness import GROUP, Cluster, Node, read_values
 from tests.agent.memory_cluster import memory_cluster
 
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+OTHER = GroupId(b"o" * 16, 0)
 PLAN = Plan(GROUP, Configuration.birth(("a",)), DEFAULT_SCHEMA, LogConfig())
 
 
@@ -36,7 +40,12 @@ class FakeHost:
         self.opened: list[int] = []
         """The looks at which an opening was tried."""
         self.looks = 0
-        self.reopener = Reopener(cast("GroupHost", self), self.abandon)
+        self.while_opening: Callable[[], object] = lambda: None
+        self.promises_have_room = True
+        self.reopener = Reopener(cast("GroupHost", self), self.abandon, self.write_again)
+
+    async def write_again(self) -> bool:
+        return self.promises_have_room
 
     async def abandon(self, _group: GroupId) -> None:
         """There are no copies."""
@@ -48,6 +57,8 @@ class FakeHost:
         with self.reopener.of(plan.group):
             await work()
             self.opened.append(self.looks)
+            self.while_opening()
+            await asyncio.sleep(0)
             if self.refusal is not None:
                 self.reopener.failed(plan, self.refusal)
 
@@ -103,6 +114,31 @@ async def test_nothing_is_opened_that_was_given_up() -> None:
     await host.reopener.settle()
     await host.look(3)
     assert host.opened == []
+
+
+async def test_nothing_is_opened_before_its_promises_are_on_the_disk() -> None:
+    """The disk has room by its own account, and refuses them."""
+    host = FakeHost()
+    host.promises_have_room = False
+    host.reopener.failed(PLAN, PairedFileFull("no room"))
+    await host.look(3)
+    assert host.opened == []
+    host.promises_have_room = True
+    await host.look(1)
+    assert host.opened == [4]
+
+
+async def test_a_look_begins_nothing_once_the_host_stops() -> None:
+    """Another opening of the same look was under way when it was told to."""
+    host = FakeHost()
+    host.refusal = None
+    for group in (GROUP, OTHER):
+        host.reopener.failed(replace(PLAN, group=group), NO_ROOM)
+    stopped: list[asyncio.Task[None]] = []
+    host.while_opening = lambda: stopped.append(asyncio.create_task(host.reopener.settle()))
+    await host.look(1)
+    await stopped[0]
+    assert host.opened == [1]
 
 
 @pytest.fixture
@@ -185,6 +221,55 @@ async def test_a_replica_that_waits_for_room_can_be_deleted() -> None:
         await node.host.reopener.look()
         assert not node.host.has(GROUP)
         assert node.host.replica_record(GROUP) is None
+
+
+@pytest.mark.usefixtures("quick_looks")
+async def test_a_vote_that_found_no_room_is_not_given_and_is_made_up_for() -> None:
+    """Of two that are left, one cannot keep its vote: neither leads before it can, and then one does."""
+    cluster, disks = memory_cluster(3)
+    async with cluster:
+        await cluster.append("a")
+        leader = await cluster.leader()
+        voter, other = (node for node in cluster.nodes if node is not leader)
+        disk = disks[voter.agent_id]
+        disk.faults.append(Fault("write", errno.ENOSPC, "hard-state", times=10_000))
+        await cluster.stop(leader)
+        await until(lambda: voter.host.status(GROUP).state == "failed")
+        assert "No space left" in voter.host.status(GROUP).reason
+        refused = disk.faults[0].times
+        await until(lambda: disk.faults[0].times < refused - 3)  # looks that met it again
+        assert voter.host.status(GROUP).state == "failed"
+        assert not voter.leads
+        assert not other.leads
+        disk.faults.clear()
+        await cluster.append("b")
+        await until(lambda: voter.host.status(GROUP).high_watermark == 2)
+        assert await read_values(voter, local=True) == ["a", "b"]
+
+
+@pytest.mark.usefixtures("quick_looks")
+async def test_a_register_that_found_no_room_takes_replicas_again() -> None:
+    """The topic's creation is asked for again by the catalog."""
+    cluster, disks = memory_cluster(1)
+    async with cluster:
+        node = cluster.nodes[0]
+        disk = disks[node.agent_id]
+        disk.faults.append(Fault("write", errno.ENOSPC, "replicas", times=1))
+        with pytest.raises(PairedFileFull):
+            await node.open(cluster.birth, OTHER)
+        assert not node.host.has(OTHER)
+        assert node.host.replica_record(OTHER) is None
+
+        async def is_open() -> bool:
+            try:
+                await node.open(cluster.birth, OTHER)
+            except PairedFileFull:
+                return False
+            return True
+
+        while not await is_open():
+            await asyncio.sleep(0.01)
+        assert node.host.replica_record(OTHER) is not None
 
 
 @pytest.fixture
