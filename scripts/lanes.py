@@ -15,11 +15,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+import process_families
 import terminal
 
 LOOK_SECONDS = 0.2
-LAST_WORDS_SECONDS = 10.0
-"""For the stacks that a hanging pytest prints when it is aborted."""
 
 
 @dataclasses.dataclass
@@ -43,33 +42,36 @@ class Lane:
             self.end(signal.SIGABRT)
 
     def end(self, number: signal.Signals) -> None:
-        """By this signal, or by force where that is not enough."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-            try:
-                self.process.wait(LAST_WORDS_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        """By this signal, or by force where that is not enough, with all that it has started."""
+        process_families.end([self.process], number)
 
 
 class Lanes(contextlib.ExitStack):
-    """All of them; whatever still runs when this is left is ended."""
+    """All of them; whatever still runs when this is left is ended. Each is a session of its own: a terminal's
+    Ctrl-C reaches it from here alone, and once."""
 
     def __init__(self, silence_seconds_max: float) -> None:
         super().__init__()
         self._silence_seconds_max = silence_seconds_max
         self._lanes: list[Lane] = []
+        self.callback(self._end)
+
+    def _end(self) -> None:
+        """An interrupted pytest ends what its tests have begun; a killed one does not."""
+        process_families.end([lane.process for lane in self._lanes], signal.SIGINT)
 
     def start(self, name: str, command: Sequence[str], variables: Mapping[str, str], directory: str) -> None:
         """Run it from now on."""
         output = self.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
         process = subprocess.Popen(
-            command, cwd=directory, env=variables, stdout=output, stderr=subprocess.STDOUT
+            command,
+            cwd=directory,
+            env=variables,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
-        lane = Lane(name, process, output, time.monotonic())
-        self._lanes.append(lane)
-        self.callback(lane.end, signal.SIGTERM)
+        self._lanes.append(Lane(name, process, output, time.monotonic()))
 
     def show(self) -> list[str]:
         """Their outputs in the order of their starts, as they come; the names of those that failed."""

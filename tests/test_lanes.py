@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -86,6 +87,96 @@ def test_leaving_ends_what_still_runs(tmp_path: pathlib.Path) -> None:
         lanes.start("waits", [sys.executable, "-c", WAITS], dict(os.environ), str(tmp_path))
         process = lanes._lanes[0].process
     assert process.poll() is not None
+
+
+FAMILY = """
+import os, signal, subprocess, sys, time
+grandchild = "import time; print('up', flush=True); time.sleep(600)"
+others = [
+    subprocess.Popen([sys.executable, "-c", grandchild], stdout=subprocess.PIPE, start_new_session=apart)
+    for apart in (False, True)
+]
+for other in others:
+    other.stdout.readline()
+if "stubborn" in sys.argv:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+print(*(process.pid for process in others), flush=True)
+time.sleep(600)
+"""
+ENDED = """
+import sys
+sys.path.insert(0, "scripts")
+import os, process_families
+from lanes import Lanes
+process_families.leave_on_signals()
+family = [sys.executable, "-c", {family!r}, *sys.argv[2:]]
+if sys.argv[1] == "alone":
+    process_families.run(family, dict(os.environ), ".")
+else:
+    with Lanes(600.0) as running:
+        running.start("family", family, dict(os.environ), ".")
+        running.show()
+"""
+
+
+def is_running(process: int) -> bool:
+    """It is there, and has not ended without being waited for."""
+    try:
+        stat = pathlib.Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def await_ends(processes: list[int]) -> None:
+    """They were killed, which takes the system a moment; left alone they go on for ten minutes."""
+    deadline = time.monotonic() + 60
+    while any(map(is_running, processes)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("kind", ["lanes", "alone"])
+def test_a_signal_to_the_run_alone_ends_all_that_it_started(kind: str, number: signal.Signals) -> None:
+    """Processes of its processes too, in sessions of their own."""
+    with run_of_a_family(kind) as (run, family):
+        run.send_signal(number)
+        run.wait(60)
+        assert run.returncode in (128 + number, -signal.SIGINT)
+        await_ends(family)
+
+
+def test_those_that_do_not_listen_are_ended_by_force() -> None:
+    """Within a time that is bounded; further signals do not cut it short."""
+    with run_of_a_family("lanes", "stubborn") as (run, family):
+        for _ in range(3):
+            run.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+        run.wait(60)
+        await_ends(family)
+
+
+@contextlib.contextmanager
+def run_of_a_family(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A program that runs a process with two of its own, and the ids of these."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDED.format(family=FAMILY), *arguments],
+        cwd=pathlib.Path(__file__).parents[1],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        family = list(map(int, run.stdout.readline().split()))
+        assert len(family) == 2
+        assert all(map(is_running, family))
+        try:
+            yield run, family
+        finally:
+            run.kill()
+            for process in filter(is_running, family):
+                os.kill(process, signal.SIGKILL)
 
 
 def test_a_run_in_integration_draws_the_examples_of_every_other_run() -> None:
