@@ -195,7 +195,7 @@ class GroupWork:
     @staticmethod
     async def _done(recorder: Recorder, ask: Ask, brought: Brought) -> None:
         partition = brought.partition
-        if partition is not None:
+        if partition is not None and brought.messages:
             words = [
                 Word("ack", given.receipt, partition, brought.delivery, brought.generation, (given.offset,))
                 for given in brought.messages

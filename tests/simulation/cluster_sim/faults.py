@@ -475,6 +475,7 @@ class Nemesis:
         """One bit of a sorted run flips."""
         nodes = [node for node in self._simulation.nodes if self.rotten in (None, node.address)]
         places = [(node, path) for node in nodes for path in node.disk.segments() if "/view/" in path]
+        places = [(node, path) for node, path in places if node.disk.content(path)]  # else it is just made
         if not places:
             return "nowhere"
         node, path = self._rng.choice(places)
