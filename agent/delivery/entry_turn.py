@@ -27,7 +27,7 @@ from shoal.agent.groups.fold import GroupFold
 from shoal.agent.groups.leader.candidates import FeedNotReady
 from shoal.agent.groups.leader.group_leader import Decision, Refusal
 from shoal.agent.groups.place import EntryStamp
-from shoal.agent.receive import Granted, GroupKey, Question, Wanted, entry_of
+from shoal.agent.receive import ActKind, Granted, GroupKey, Question, Wanted, entry_of
 from shoal.errors import ShoalError
 
 ENOUGH_OPERATIONS: Final = 512
@@ -166,6 +166,10 @@ class EntryTurn:
                 request.fail(error, definite=False)
                 return True
             request.outcomes += acted.outcomes
+            request.lengthened |= any(
+                act.kind is ActKind.EXTEND and outcome is None
+                for act, outcome in zip(acts, acted.outcomes, strict=True)
+            )
             if acted.operations:
                 self.logged.append(request)
             if acted.operations or any(acted.outcomes):
@@ -202,6 +206,7 @@ class EntryTurn:
             before = group.requests.find(wanted.consumer, wanted.request)
             assert before is not None, found
             time_us = before.time_us
+            request.lengthened = True
         refusal = "" if found.delivered else "empty"  # all of a repeated answer may be done
         granted = Granted(
             found.delivered, found.delivery, group.generation, time_us, refusal, tuple(request.outcomes)

@@ -162,13 +162,14 @@ class GroupKeeper(GroupInspection, ReplicaObserver):
                 request.stage = RequestStage.SETTLED
                 if isinstance(request, WaitingRequest) and request.number:
                     self._led.unpark(request)
-        if request.is_refusal(answer):
+        if request.is_unlogged(answer):
             await self._confirm(request, term)
         return answer
 
     async def _confirm(self, request: GroupRequest, term: int) -> None:
-        """Return once a majority says that this replica still led when it refused. A later leader may have
-        given the very receipt that is unknown here. Raises ShoalError."""
+        """Return once a majority says that this replica still led when it decided. A later leader may have
+        given the very receipt that is unknown here, and knows nothing of a lease that lasts longer here.
+        Raises ShoalError."""
         replica = self._replica
         remaining_ms = max(request.deadline_ms - replica.host.clock.now_ms(), 0)
         try:
@@ -177,9 +178,9 @@ class GroupKeeper(GroupInspection, ReplicaObserver):
             if replica.core.term != term:
                 raise ShoalError("no-leader", "leadership moved while the request was judged")
         except TimeoutError:
-            error = ShoalError("timeout", "no majority confirmed in time that this leader may refuse it")
-            raise request.told(error, definite=True) from None
-        except ShoalError as error:
+            error = ShoalError("timeout", "no majority confirmed in time that this leader may answer it")
+            raise request.told(error, definite=not request.lengthened) from None
+        except ShoalError as error:  # another leads, or may: it knows nothing of what happened here alone
             raise request.told(error, definite=True) from error
 
     def present(self, key: GroupKey, consumer: bytes, instance: bytes, name: str = "") -> bool:

@@ -37,9 +37,10 @@ class RequestStage(Enum):
 
 class GroupRequest:
     """`deadline_ms`: on the monotonic clock. `entry`: the newest entry that the answer rests on, 0 for none.
-    `proposed`: the newest that was proposed and holds acts or messages of this request, 0 for none."""
+    `proposed`: the newest that was proposed and holds acts or messages of this request, 0 for none.
+    `lengthened`: leases last longer by it, here and in no log."""
 
-    __slots__ = ("answer", "deadline_ms", "entry", "key", "proposed", "since_ms", "stage")
+    __slots__ = ("answer", "deadline_ms", "entry", "key", "lengthened", "proposed", "since_ms", "stage")
 
     def __init__(self, key: GroupKey, now_ms: int, deadline_ms: int) -> None:
         self.key = key
@@ -47,6 +48,7 @@ class GroupRequest:
         self.deadline_ms = deadline_ms
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.entry = self.proposed = LogIndex(0)
+        self.lengthened = False
         self.stage = RequestStage.QUEUED
 
     def rest_on(self, index: int) -> None:
@@ -66,8 +68,9 @@ class GroupRequest:
         code = "leadership-lost" if error.code in ELSEWHERE and not definite else error.code
         return ShoalError(code, error.detail, definite=definite, **error.extra)
 
-    def is_refusal(self, result: object) -> bool:
-        """Whether the answer says of something that it was not done. Nothing stands in the log for that."""
+    def is_unlogged(self, result: object) -> bool:
+        """Whether the answer says something for which nothing stands in the log: that an act was not done, or
+        that a lease lasts longer. Leases are memory of a leader."""
         return False
 
 
@@ -103,9 +106,9 @@ class ConsumerRequest(WaitingRequest):
         self.outcomes: list[str | None] = []
         self.refusal = ""
 
-    def is_refusal(self, result: object) -> bool:
-        """See GroupRequest: of acts. That there is no message now is never for certain."""
-        return any(self.outcomes)
+    def is_unlogged(self, result: object) -> bool:
+        """See GroupRequest. That there is no message now is never for certain."""
+        return self.lengthened or any(self.outcomes)
 
 
 class QuestionRequest(WaitingRequest):
@@ -131,7 +134,7 @@ class PlacedRequest(GroupRequest):
         super().__init__(key, now_ms, deadline_ms)
         self.operation = operation
 
-    def is_refusal(self, result: object) -> bool:
+    def is_unlogged(self, result: object) -> bool:
         """See GroupRequest: the operation was void."""
         return result is False
 

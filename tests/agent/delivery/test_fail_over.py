@@ -93,6 +93,35 @@ async def test_a_leader_that_was_deposed_refuses_no_receipt_of_the_next(
         await old.stop()
 
 
+async def test_a_leader_that_was_deposed_makes_no_lease_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by a repeated receive, which stands in the log already, nor by an extension, which never does.
+    The next leader gives the messages to others when their lease has ended by its own knowledge."""
+    cluster, _ = memory_cluster(seed=7)
+    async with cluster:
+        consumers = await filled(cluster, 3)
+        again = wanted("a", 2, request="r")
+        first = await consumers.receive(again)
+        await equal_folds(cluster)
+        old = await cluster.leader()
+        keeper = old.host.keeper(GROUP)
+        assert offsets(await keeper.receive(KEY, again, [], 0, old.host.clock.now_ms() + 60_000)) == [0, 1]
+        old.cut_off()
+        stopped_ms = old.host.clock.now_ms()
+        with monkeypatch.context() as stopped:
+            stopped.setattr(old.host.clock, "now_ms", lambda: stopped_ms)
+            cluster.alive.remove(old)
+            tasks = [
+                asyncio.create_task(keeper.receive(KEY, again, [], 0, stopped_ms + 60_000)),
+                asyncio.create_task(keeper.act(KEY, [ack(first, 0, ActKind.EXTEND)], stopped_ms + 60_000)),
+            ]
+            await cluster.leader()
+            assert old.leads
+            assert not any(task.done() for task in tasks)
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert told(errors) == [("leadership-lost", False), ("no-leader", True)]
+        await old.stop()
+
+
 def told(errors: Sequence[object]) -> list[tuple[str, bool]]:
     """Code of each error, and whether it says that nothing has happened."""
     found = [error for error in errors if isinstance(error, ShoalError)]
@@ -128,7 +157,7 @@ async def test_only_a_mere_refusal_says_that_nothing_happened(
                 return_exceptions=True,
             )
             errors += await asyncio.gather(
-                keeper.receive(KEY, again, [used], 0, deadline_ms), return_exceptions=True
+                keeper.receive(KEY, again, [], 0, deadline_ms), return_exceptions=True
             )
         refused, given = codes
         assert told(errors) == [(refused, True), (given, False), (given, False)]

@@ -26,6 +26,7 @@ from cluster_sim.level_mutants import (
 from cluster_sim.mutant_runs import run
 from cluster_sim.queue_mutants import (
     answer_groups_before_the_commit,
+    answer_without_asking,
     begin_without_leases,
     count_entries_that_were_cut,
     count_no_attempt_of_a_nack,
@@ -534,24 +535,36 @@ MUTANTS = (
     Mutant(raise_without_the_failed, ("RaisedTooEarly",), first_seed=8, knobs=UPGRADES),
     Mutant(start_above_the_own_levels, ("LevelUnderstood",), first_seed=2, knobs=UPGRADES),
     Mutant(forget_the_level_before_a_recovery, ("Disaster",), knobs=SHORT | {"disaster": True}),
-    Mutant(answer_groups_before_the_commit, ("GroupHistory",), first_seed=4, knobs=SHARED),
+    Mutant(answer_groups_before_the_commit, ("GroupHistory",), first_seed=10, knobs=SHARED),
     Mutant(
         forget_requests_at_a_checkpoint,
         ("GroupHistory", "SameGroups"),
         first_seed=1,
         knobs=SHARED | ROLLING | {"only": ("kill_one", "kill_leader")},
     ),
-    Mutant(take_older_receipts, ("GroupHistory",), first_seed=24, knobs=SHARED),
+    Mutant(
+        answer_without_asking,
+        ("GroupHistory",),
+        first_seed=212,
+        knobs=SHARED
+        | FEW_LONG_FAULTS
+        | {
+            "only": ("late_leader",),
+            "producer_pause_ms": 500,
+            "groups": ("shared", "exclusive", "key-ordered"),
+        },
+    ),
+    Mutant(take_older_receipts, ("GroupHistory",), first_seed=27, knobs=SHARED),
     Mutant(unlock_a_key_at_a_nack, ("GroupHistory", "LeaderIsSound"), first_seed=2, knobs=KEYED),
     Mutant(move_the_floor_over_gaps, ("GroupHistory", "GroupsAreSound", "LeaderIsSound"), knobs=SHARED),
     Mutant(forget_requests, ("GroupHistory",), knobs=SHARED),
     Mutant(
         keep_groups_as_they_were_before_a_cut,
         ("SameGroups", "GroupsAreSound", "GroupHistory", "NoInternalError"),
-        first_seed=8,
+        first_seed=10,
         knobs=SHARED,
     ),
-    Mutant(begin_without_leases, ("GroupHistory",), first_seed=7, knobs=SHARED),
+    Mutant(begin_without_leases, ("GroupHistory",), first_seed=11, knobs=SHARED),
     Mutant(let_everybody_own, ("GroupHistory",), knobs=EXCLUSIVE),
     Mutant(
         forget_who_is_there,
@@ -564,7 +577,7 @@ MUTANTS = (
     Mutant(
         never_skip,
         ("GroupHistory", "QueuesDrain"),
-        first_seed=51,
+        first_seed=64,
         knobs=SHARED | ROLLING | {"retention_bytes": 65_536},
     ),
     Mutant(write_a_letter_for_each_try, ("GroupHistory",), first_seed=5, knobs=LETTERED),
@@ -572,24 +585,31 @@ MUTANTS = (
     Mutant(
         seek_without_forgetting,
         ("GroupHistory", "GroupsAreSound", "LeaderIsSound"),
-        first_seed=6,
+        first_seed=7,
         knobs=SOUGHT,
     ),
-    Mutant(redrive_from_the_first_letter, ("GroupHistory",), first_seed=30, knobs=REDRIVEN),
+    Mutant(redrive_from_the_first_letter, ("GroupHistory",), first_seed=36, knobs=REDRIVEN),
     Mutant(make_an_entry_a_turn, ("OneEntryPerCycle",), knobs=SHARED | {"sync_ms_max": 30}),
     Mutant(never_end_a_lease, ("QueuesDrain",), first_seed=4, knobs=SHARED | {"safety_ms": 5_000}),
-    Mutant(count_entries_that_were_cut, ("CountedOnce",), knobs=SHARED | {"only": ("cut_leader",)}),
+    Mutant(
+        count_entries_that_were_cut, ("CountedOnce",), first_seed=1, knobs=SHARED | {"only": ("cut_leader",)}
+    ),
     Mutant(count_no_attempt_of_a_nack, ("GroupHistory",), knobs=SHARED),
-    Mutant(number_answers_by_their_entry, ("GroupHistory", "LeaderIsSound"), first_seed=37, knobs=SHARED),
+    Mutant(number_answers_by_their_entry, ("GroupHistory", "LeaderIsSound"), first_seed=46, knobs=SHARED),
     Mutant(repeat_a_part_of_an_answer, ("GroupHistory",), first_seed=7, knobs=SHARED),
     Mutant(give_before_they_are_due, ("GroupHistory",), knobs=TIMERS),
-    Mutant(sort_by_the_producers_clock, ("GroupHistory", "QueuesDrain", "ViewHasAll"), knobs=TIMERS),
+    Mutant(
+        sort_by_the_producers_clock,
+        ("GroupHistory", "QueuesDrain", "ViewHasAll"),
+        first_seed=21,
+        knobs=TIMERS | {"safety_ms": 6_000},
+    ),
     Mutant(trim_before_runs_are_saved, ("ViewBehindLog",), knobs=TIMERS),
     Mutant(
         believe_every_chunk,
         ("ViewHasAll", "GroupHistory", "NoInternalError"),
-        first_seed=2,
-        knobs=TIMERS | {"only": ("rot_run", "rot_run", "kill_one"), "rot": True},
+        first_seed=18,
+        knobs=TIMERS | {"only": ("rot_run", "rot_run", "kill_one"), "rot": True, "safety_ms": 5_000},
     ),
     Mutant(drop_a_row_at_a_merge, ("ViewHasAll", "GroupHistory", "QueuesDrain"), first_seed=3, knobs=TIMERS),
     Mutant(refuse_before_the_commit, ("TableHistory",), knobs=TABLES),
@@ -617,7 +637,7 @@ MUTANTS = (
     Mutant(
         judge_by_the_state_before_a_crash,
         ("EndedIsRefused",),
-        first_seed=17,
+        first_seed=58,
         knobs=SECURED | {"only": ("kill_one",), **FEW_LONG_FAULTS},
     ),
     Mutant(lose_a_revocation_in_a_copy, ("SameVerdict", "EndedStaysEnded", "NoInternalError"), knobs=SECURED),

@@ -291,3 +291,13 @@ def redrive_from_the_first_letter() -> list[Patch]:
     """Whatever came again before comes again with the next ones."""
     letters_of = GroupKeeper.letters_of
     return [(GroupKeeper, "letters_of", lambda self, key: (0, letters_of(self, key)[1]))]
+
+
+def answer_without_asking() -> list[Patch]:
+    """A leader that was deposed, and does not know it, refuses receipts of the next one. It makes leases
+    longer, of which that one knows nothing."""
+
+    async def mutated(self: GroupKeeper, request: Any, term: int) -> None:
+        self._replica.require_leader()
+
+    return [(GroupKeeper, "_confirm", mutated)]
