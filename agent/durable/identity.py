@@ -251,6 +251,11 @@ class HardStateFile(_Store):
     newest segment tells its contents. A log that has lost it would look as if it had never had it.
     """
 
+    def __init__(self, records: PairedFile) -> None:
+        super().__init__(records)
+        self._synced_terms: dict[GroupId, Term] = {}
+        """Of groups that were saved in this run."""
+
     @classmethod
     async def open(cls, disk: Disk, directory: str) -> "HardStateFile":
         """Damaged slots are no error: a registered replica without a hard state is lost, the others serve."""
@@ -279,6 +284,15 @@ class HardStateFile(_Store):
         vote = ReplicaId(vote_term, vote_index) if voted else None
         return ReplicaId(own_term, own_index), HardState(Term(term), vote, LogIndex(commit))
 
+    def synced_term(self, group: GroupId) -> Term:
+        """The newest term that a power failure leaves, while `get` may tell one on its way to the disk; 0
+        without any. Raises IdentityError."""
+        synced = self._synced_terms.get(group)
+        if synced is not None:
+            return synced
+        stored = self.get(group)
+        return Term(0) if stored is None else stored[1].term
+
     def floor(self, group: GroupId) -> LogIndex:
         """The last entry that the log has held, synced; 0: none is known. Raises IdentityError."""
         fields = self._fields(group)
@@ -296,10 +310,13 @@ class HardStateFile(_Store):
     async def save(self, group: GroupId, replica_id: ReplicaId, state: HardState) -> None:
         """Both copies are synced on return; no message of that term leaves earlier."""
         vote = state.vote if state.vote is not None else ReplicaId(0, 0)
+        self._synced_terms[group] = self.synced_term(group)
         await self._save(
             group,
             (*replica_id, state.term, state.vote is not None, *vote, state.commit_index, self.floor(group)),
         )
+        if group in self._synced_terms:  # else it was removed meanwhile
+            self._synced_terms[group] = max(self._synced_terms[group], state.term)
 
     async def save_floor(self, group: GroupId, floor: LogIndex) -> None:
         """After the entry is synced and before anybody is told; before a truncation goes below it."""
@@ -318,4 +335,5 @@ class HardStateFile(_Store):
         await self._records.save(group.to_bytes(), _HARD_STATE.pack(*fields))
 
     async def remove(self, group: GroupId) -> None:
+        self._synced_terms.pop(group, None)
         await self._records.remove(group.to_bytes())

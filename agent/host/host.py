@@ -247,8 +247,7 @@ class Host:
 
     def stored_term(self, group: GroupId) -> Term:
         """The term that this replica has entered, by the disk."""
-        stored = self._stores.hard_states.get(group)
-        return Term(0) if stored is None else stored[1].term
+        return self._stores.hard_states.synced_term(group)
 
     async def _close(self, entry: OpenGroup, why: str) -> None:
         await entry.stop()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from functools import partial
 from typing import TypeVar
 
-from memory_disk import MemoryDisk
+from memory_disk import Fault, MemoryDisk
 
 from shoal.segment_store.config import LogConfig
 from tests.agent.harness import Cluster
@@ -26,3 +27,10 @@ def memory_cluster(
     for node in cluster.nodes:
         node.make_disk = partial(disks.__getitem__, node.agent_id)  # type: ignore[method-assign]
     return cluster, disks
+
+
+def refuse_writes(disk: MemoryDisk) -> None:
+    """No log finds room, until the disk's faults are cleared."""
+    disk.faults += [
+        Fault(operation, errno.ENOSPC, "topics", times=10_000) for operation in ("write", "allocate")
+    ]

@@ -217,3 +217,28 @@ async def test_no_log_is_cut_below_a_floor_that_the_disk_still_holds() -> None:
     assert await states.write_again()
     await states.lower_floor(GROUP, LogIndex(4))
     assert (await HardStateFile.open(disk, "data")).floor(GROUP) == 4
+
+
+async def test_a_term_counts_once_it_is_synced() -> None:
+    """What rests on it is told to others: a crash must not take it back."""
+    disk = await new_disk()
+    states = await HardStateFile.open(disk, "data")
+    assert states.synced_term(GROUP) == 0
+    await states.save(GROUP, OWN_ID, HardState(Term(3), None, LogIndex(0)))
+    states = await HardStateFile.open(disk, "data")
+    saves = [
+        asyncio.create_task(states.save(GROUP, OWN_ID, HardState(Term(term), None, LogIndex(0))))
+        for term in (4, 5)
+    ]
+    while (known := states.get(GROUP)) is None or known[1].term < 5:
+        await asyncio.sleep(0)
+    assert states.synced_term(GROUP) == 3
+    await asyncio.gather(*saves)
+    assert states.synced_term(GROUP) == 5
+    fill(disk, "hard-state", times=1)
+    with pytest.raises(PairedFileFull):
+        await states.save(GROUP, OWN_ID, HardState(Term(6), None, LogIndex(0)))
+    assert states.synced_term(GROUP) == 5
+    assert await states.write_again()
+    await states.remove(GROUP)
+    assert states.synced_term(GROUP) == 0

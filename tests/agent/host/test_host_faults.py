@@ -26,7 +26,7 @@ from shoal.replication.errors import ChangePending, NotLeader
 from shoal.replication.interfaces import Configuration, HardState
 from shoal.segment_store.log.log import PartitionLog
 from tests.agent.harness import GROUP, Cluster, Node, columns, message, read_values
-from tests.agent.memory_cluster import memory_cluster
+from tests.agent.memory_cluster import memory_cluster, refuse_writes
 
 
 async def test_a_failed_sync_stops_the_replica_and_acknowledges_nothing() -> None:
@@ -119,9 +119,7 @@ def full(disk: MemoryDisk) -> Iterator[None]:
     async def nothing_free(path: str) -> tuple[int, int]:
         return 0, disk.capacity_bytes
 
-    disk.faults += [
-        Fault(operation, errno.ENOSPC, "topics", times=1_000) for operation in ("write", "allocate")
-    ]
+    refuse_writes(disk)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(disk, "free_bytes", nothing_free)
         yield

@@ -25,7 +25,7 @@ from shoal.replication.interfaces import Configuration
 from shoal.segment_store.config import LogConfig
 from shoal.segment_store.errors import Damaged, DiskFailed, DiskFull, SyncFailed
 from tests.agent.harness import GROUP, Cluster, Node, read_values
-from tests.agent.memory_cluster import memory_cluster
+from tests.agent.memory_cluster import memory_cluster, refuse_writes
 
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 OTHER = GroupId(b"o" * 16, 0)
@@ -144,12 +144,6 @@ async def test_a_look_begins_nothing_once_the_host_stops() -> None:
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoal.agent.host.free_space.FREE_SPACE_INTERVAL_MS", 20)
-
-
-def refuse_writes(disk: MemoryDisk) -> None:
-    disk.faults += [
-        Fault(operation, errno.ENOSPC, "topics", times=10_000) for operation in ("write", "allocate")
-    ]
 
 
 async def leave_incomplete_write(node: Node) -> None:
