@@ -8,6 +8,7 @@ import os
 import pathlib
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import warm_process
 import warm_start
+from warm_process import HEADER
 from warm_start import WARM, decisive, program_of
 
 SECONDS = 60.0
@@ -183,3 +186,31 @@ def test_what_is_no_plain_start_of_the_command_is_left_alone() -> None:
     assert run(*said, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "x"})[0] == 0
     assert run(*said, preexec_fn=lambda: None)[0] == 0
     assert WARM.starts == starts
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0", HEADER.pack(9), HEADER.pack(9) + b"\0" * 8])
+def test_the_warm_process_ends_with_its_asker_in_the_middle_of_a_word(sent: bytes) -> None:
+    """And does not ask for the rest for ever."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        with ours:
+            ours.sendall(sent)
+        assert warm_process.receive(theirs) is None
+
+
+def test_an_interrupted_start_leaves_no_answer_for_the_next(
+    command: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next would wait for the process of the one before."""
+    path = command("import sys; print(sys.argv[1])")
+    send = socket.send_fds
+
+    def interrupted(*arguments: Any) -> None:
+        send(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as once:
+        once.setattr(socket, "send_fds", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(path, "first")
+    assert run(path, "second") == (0, "second\n", "")

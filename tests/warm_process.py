@@ -80,15 +80,18 @@ def threads() -> set[str]:
 def receive(control: socket.socket) -> tuple[Request, list[int]] | None:
     """The next request and the files that came with it; None when whoever asks has ended."""
     head, descriptors, _, _ = socket.recv_fds(control, HEADER.size, STANDARD)
-    if not head:
-        return None
-    while len(head) < HEADER.size:
-        head += control.recv(HEADER.size - len(head))
+    head += whole(control, HEADER.size - len(head))
+    size = HEADER.unpack(head)[0] if len(head) == HEADER.size else 1
+    data = whole(control, size)
+    return (pickle.loads(data), descriptors) if len(data) == size else None
+
+
+def whole(control: socket.socket, size: int) -> bytes:
+    """So many bytes; fewer where there will be no more."""
     data = bytearray()
-    (size,) = HEADER.unpack(head)
-    while len(data) < size:
-        data += control.recv(size - len(data))
-    return pickle.loads(bytes(data)), descriptors
+    while len(data) < size and (piece := control.recv(size - len(data))):
+        data += piece
+    return bytes(data)
 
 
 def serve(control: socket.socket) -> Request | None:

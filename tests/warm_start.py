@@ -69,6 +69,9 @@ class WarmProcess:
                     received = control.recv(PID.size + 1 - len(answer))
                     assert received, "the warm process has ended: its complaint stands above"
                     answer += received
+            except BaseException:
+                self.end()  # its answer, still on the way, would be taken for the answer to the next start
+                raise
             finally:
                 _set_subreaper(0)
             self.starts += 1
