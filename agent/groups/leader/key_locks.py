@@ -365,8 +365,9 @@ class KeyOrder:
     def check_invariants(self, now_ms: int) -> None:
         """The chains hold the keyed messages, in order, and hands hold what is in flight under a lease."""
         chained: dict[DuePlace, int] = {}
+        chains: dict[int, list[DuePlace]] = {}
         for hashed, chain in self._chains.items():
-            places = [chain] if isinstance(chain, DuePlace) else list(chain)
+            places = chains[hashed] = [chain] if isinstance(chain, DuePlace) else list(chain)
             assert places == sorted(set(places)), places
             chained |= dict.fromkeys(places, hashed)
         assert chained == {place: hashed for place, hashed in self._hashes.items() if hashed}
@@ -378,10 +379,9 @@ class KeyOrder:
                     hashed = self._hashes[place]
                     assert not hashed or place in self._in_hand[hashed], f"{place} is in nobody's hands"
         for hashed, hands in self._in_hand.items():
-            first = self._head(hashed)
+            chain_of_key = chains[hashed]
             for place in hands:
-                between_them = [one for one in chained if chained[one] == hashed and first <= one < place]
-                spans = [self._group.spans.at(one) for one in between_them]
+                spans = [self._group.spans.at(one) for one in chain_of_key if one < place]
                 assert all(spans), f"a message of {hashed:x} before {place} was not given"
 
 

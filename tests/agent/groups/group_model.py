@@ -70,8 +70,11 @@ class GroupModel:
         self.requests: dict[bytes, tuple[bytes, int, int, tuple[Range, ...]]] = {}
 
     def copy(self) -> GroupModel:
-        """As it is now, whatever comes."""
-        return copy.deepcopy(self)
+        """As it is now, whatever comes: what its containers hold never changes."""
+        copied = copy.copy(self)
+        copied.messages, copied.letters = dict(self.messages), list(self.letters)
+        copied.requests = dict(self.requests)
+        return copied
 
     def apply(self, operation: GroupOperation, stamp: EntryStamp) -> bool:
         """False: void."""

@@ -7,7 +7,6 @@ walks where bounds are tiny, keys cannot be read, and a new leader is not ready 
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -64,7 +63,7 @@ class LeaderWalk:
         )
         self.desk = GroupDesk(settings, self.feed)
         self.world = World()
-        self.before: dict[int, World] = {self.desk.index: copy.deepcopy(self.world)}
+        self.before: dict[int, World] = {self.desk.index: self.world.copy()}
         self.given: list[tuple[bytes, int, int]] = []  # consumer, delivery, an offset
         self.requests = 0
         self.beginning: Iterator[None] | None = None
@@ -97,7 +96,7 @@ class LeaderWalk:
         self.desk.fold_operations(operations)
         for operation in operations:
             self.follow(operation, delivery, stamp.append_time_us)
-        self.before[self.desk.index] = copy.deepcopy(self.world)
+        self.before[self.desk.index] = self.world.copy()
 
     def follow(self, operation: GroupOperation, delivery: int, append_us: int) -> None:
         """The model of an operation that happened."""
@@ -356,9 +355,9 @@ class LeaderWalk:
         assert desk.fold.to_bytes() == desk.replica.to_bytes()
         desk.log = [entry for entry in desk.log if entry[0].index <= desk.committed]
         desk.index = desk.committed
-        self.world = copy.deepcopy(self.before[desk.index])
+        self.world = self.before[desk.index].copy()
         self.world.messages += [self.fresh(one.place, one.key) for one in fresh[len(self.world.messages) :]]
-        self.before = {desk.index: copy.deepcopy(self.world)}
+        self.before = {desk.index: self.world.copy()}
         if self.chance.random() < 0.5:
             data = desk.fold.to_bytes()
             desk.fold = type(desk.fold)(by_due=self.by_due)
@@ -502,7 +501,7 @@ class LeaderWalk:
             due = self.world.messages[at_].place.due_us if at_ is not None else 0
             delay = self.chance.choice((None, 0, 1_000, 30_000)) if kind is ActKind.NACK else None
             acts.append(Act(kind, self.desk.receipt(delivery, at_, due), delay, "b\u00e9cause"))
-        before = copy.deepcopy(self.world.messages)
+        before = self.world.copy().messages
         acted = self.leader.act(acts, self.now_ms, self.desk.append_us)
         self.fold(acted.operations)
         named: set[int] = set()
@@ -550,7 +549,7 @@ class LeaderWalk:
         if owner is None or not self.world.messages:
             return
         at = self.chance.randrange(len(self.world.messages))
-        before = copy.deepcopy(self.world.messages)
+        before = self.world.copy().messages
         act = Act(ActKind.UP_TO, Receipt.up_to(KEY, PARTITION, at), consumer=owner)
         acted = self.leader.act([act], self.now_ms, self.desk.append_us)
         self.fold(acted.operations)
@@ -608,7 +607,7 @@ class LeaderWalk:
             self.desk.log.append((stamp, payload))
             self.follow_operator(operation)
             self.check_letters()
-            self.before[self.desk.index] = copy.deepcopy(self.world)
+            self.before[self.desk.index] = self.world.copy()
         self.leader.noted(self.now_ms)
 
     def hide(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from unittest.mock import patch
 
 from shoal.agent.groups.leader.candidates import FeedNotReady
@@ -81,6 +81,11 @@ class World:
     letters: int = 0
     redriven: int = 0
     answers: dict[bytes, tuple[str, int]] = field(default_factory=dict)
+
+    def copy(self) -> World:
+        """As it is now, whatever comes."""
+        messages = [Message(**vars(message)) for message in self.messages]
+        return replace(self, messages=messages, answers=dict(self.answers))
 
     def of(self, ranges: Iterable[Range]) -> list[Message]:
         """The messages of ranges."""
