@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import re
 from collections.abc import Iterator
@@ -26,7 +27,12 @@ class Call(NamedTuple):
     node: ast.Call
 
 
-def calls() -> Iterator[Call]:
+@functools.cache
+def calls() -> tuple[Call, ...]:
+    return tuple(_calls())
+
+
+def _calls() -> Iterator[Call]:
     for path in sorted((ROOT / "agent").rglob("*.py")):
         name = str(path.relative_to(ROOT))
         for node in ast.walk(ast.parse(path.read_text())):
@@ -48,7 +54,7 @@ def shows_an_id(argument: ast.expr) -> bool:
 
 def test_logger_calls_show_agents_by_name() -> None:
     """An agent's id goes through agent_name()."""
-    found = list(calls())
+    found = calls()
     assert len(found) > 90, "the calls are found"
     assert [call.place for call in found if any(map(shows_an_id, call.node.args))] == []
     bad = ast.parse("logger.info('%s %s', peer[:8], member.agent_id)", mode="eval").body
