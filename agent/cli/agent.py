@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import shutil
+import stat
 import tempfile
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -189,6 +190,8 @@ def _run(config: AgentConfig, source: ConfigSource | None = None, *, greet: bool
     from shoal.agent.log_lines.output import install
     from shoal.agent.process.event_loop import new_event_loop
 
+    # Its files have records and keys of sessions in them, and others may have made the directory.
+    os.umask(os.umask(stat.S_IRWXO) | stat.S_IRWXO)
     install(config.log.log_format, config.log.log_level)
     direct = config.event_loop == "direct"
     try:
