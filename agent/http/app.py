@@ -254,10 +254,10 @@ class HttpRunner:
         """The front of a connection that has come by a door."""
         return Connection(self._shared, self._guard, certificate)
 
-    def refusal(self, error: ShoalError) -> bytes:
-        """The answer on a connection that gets no front."""
+    def refusal(self, error: ShoalError, *, over_tls: bool) -> bytes:
+        """The answer on a connection that gets no front. HSTS is for TLS alone (RFC 6797, 7.2)."""
         self.context.measures.answered(NO_OPERATION, error.status)
-        return problem_bytes(error, self._guard, close=True)
+        return problem_bytes(error, self._guard if over_tls else IN_THE_OPEN, close=True)
 
     async def cleanup(self) -> None:
         """Stop listening, let handlers and appends finish, close all connections, to other agents too."""

@@ -45,7 +45,7 @@ class Reception(Protocol):
         """The protocol of one connection; None: the other side has no certificate."""
         ...
 
-    def refusal(self, error: ShoalError) -> bytes:
+    def refusal(self, error: ShoalError, *, over_tls: bool) -> bytes:
         """An answer to a request that nobody will read, after which the connection ends."""
         ...
 
@@ -118,7 +118,7 @@ class Opening(asyncio.Protocol):
             self._transport.abort()
             return
         error = ShoalError("bad-request", "this port speaks TLS: ask https:// instead of http://")
-        self._transport.write(self.doorway.reception.refusal(error))
+        self._transport.write(self.doorway.reception.refusal(error, over_tls=False))
         self._transport.write_eof()
         self._timer = self._loop.call_later(LINGER_S, self.abort)
 
@@ -199,7 +199,7 @@ class Handshake(SSLProtocol):
             )
             opening.doorway.refused(RefusalKind.CERTIFICATE_MISNAMED, opening.address)
             error = ShoalError("unauthenticated", f"the certificate of this connection {fault}")
-            tls.write(opening.doorway.reception.refusal(error))
+            tls.write(opening.doorway.reception.refusal(error, over_tls=True))
             tls.close()
             return
         protocol = opening.doorway.reception.admit(peer)

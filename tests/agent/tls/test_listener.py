@@ -183,6 +183,7 @@ async def test_plain_http_on_a_port_of_tls(settings: TlsSettings, plain: ssl.SSL
             assert answer.startswith(b"HTTP/1.1 400 ")
             assert b"application/problem+json" in answer
             assert b"this port speaks TLS: ask https:// instead of http://" in answer
+            assert b"Strict-Transport-Security" not in answer  # RFC 6797, 7.2
         for nonsense in (b"\x00" * 100, b"\x80\x2e\x01\x00\x02", b"hello"):
             with contextlib.suppress(ConnectionResetError):
                 assert await agent.raw(nonsense) == b""
