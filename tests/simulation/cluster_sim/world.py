@@ -81,8 +81,12 @@ TIME_READERS = (
     shoal.client.produce.lone_socket,
     shoal.spark.write.send,
 )
-ONCE = (shoal.credentials, "_warn_of_the_open", lambda: None)
-"""Said once in a process, so not by each simulation in it."""
+PROCESS_ID = 10_000
+"""Of every simulated process: it stands in their files, whose size is in the trace where a disk is full."""
+PROCESS = (
+    (shoal.credentials, "_warn_of_the_open", lambda: None),  # said once in a process, not by each simulation
+    (os, "getpid", lambda: PROCESS_ID),
+)
 SMALL_SEGMENT_BYTES = 16 * 1_024
 CATALOG_BYTES = 8 * 1_024
 """A dozen commands: so much is kept, and more goes."""
@@ -188,7 +192,7 @@ def replacements(
         return int(loop._now * 1e9) // 1_000_000
 
     time = SimTime(loop)
-    places: list[tuple[Any, str, Any]] = [ONCE, *((module, "time", time) for module in TIME_READERS)]
+    places: list[tuple[Any, str, Any]] = [*PROCESS, *((module, "time", time) for module in TIME_READERS)]
     places += [
         (shoal.agent.process.clock.SystemClock, "now_ms", now_ms),
         (broker_module, "process_statistics", lambda: None),
