@@ -106,8 +106,10 @@ time.sleep(600)
 ENDED = """
 import sys
 sys.path.insert(0, "scripts")
-import os, process_families
+import os, process_families, signal
 from lanes import Lanes
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever started the tests: nohup ignores the one, and a shell
+signal.signal(signal.SIGINT, signal.default_int_handler)  # without a terminal the other, of what it leaves
 process_families.leave_on_signals()
 family = [sys.executable, "-c", {family!r}, *sys.argv[2:]]
 if sys.argv[1] == "alone":

@@ -66,7 +66,7 @@ FAULTS: dict[str, tuple[str, object, str, object]] = {
     "the first of two names": ("certificates", NameRules, "peer", _first_uri),
     "the first of two headers": ("heads", doorkeeper, "shown_credentials", _first_header),
     "a principal of a client's": ("heads", doorkeeper, "shown_credentials", _any_forwarder),
-    "a cookie of another site": ("heads", doorkeeper, "refuse_other_pages", lambda *_: None),
+    "a cookie of another site": ("heads", doorkeeper, "refuse_other_pages", lambda *_, **__: None),
     "the first of two cookies": ("heads", doorkeeper, "sessions_in", _first_session),
     "a header in an answer": ("heads", problems, "parsers_words", str),
     "a header in the log": ("heads", handed_over, "parsers_words", str),
