@@ -10,6 +10,7 @@ import pathlib
 import subprocess
 import sys
 import time
+import urllib.error
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,8 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = WAIT_SE
             last = value
         except (OSError, local.ClusterProblem) as error:
             last = error
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()  # it is the answer, and holds its connection
         time.sleep(0.05)
     raise AssertionError(f"not in {seconds} s: {what} (last: {last})")
 
