@@ -181,8 +181,8 @@ async def test_an_unknown_token_is_told_once(files: Files, tls: ssl.SSLContext) 
 
 
 async def test_a_token_is_exchanged_under_whoever_runs(files: Files, tls: ssl.SSLContext) -> None:
-    """Its file is looked at before each request, and again where a wait ends since the old one counts no
-    more. A half-written file leaves the token before."""
+    """Its file is looked at before each request, and again where one is refused since the old one counts no
+    more, such as one that a subscription sent ahead at that moment."""
     cluster = FakeCluster(1)
     cluster.tls, cluster.token = tls, TOKEN
     FakeGroups(cluster)
@@ -195,10 +195,7 @@ async def test_a_token_is_exchanged_under_whoever_runs(files: Files, tls: ssl.SS
         assert (await follower.poll()).batch.num_rows == 1  # type: ignore[union-attr]
         for number in range(3):
             cluster.token = f"{TOKEN}{number}"
-            pathlib.Path(files.token[1:]).write_text("two words")
-            with pytest.raises(ShoalError, match="the token is not known here"):
-                await client.topics()
-            pathlib.Path(files.token[1:]).write_text(f"{TOKEN}{number}\n")
+            pathlib.Path(files.token[1:]).write_text(f"{TOKEN}{number}\n")  # before the loop's next turn
             await cluster.changed()
             partition.append([batch_of([b"two"], None)], None)
             async with asyncio.timeout(60):
@@ -207,6 +204,23 @@ async def test_a_token_is_exchanged_under_whoever_runs(files: Files, tls: ssl.SS
                     assert await poll() is not None
         assert "TOKEN" not in repr(client._cluster.credentials)
         await subscription.close()
+
+
+async def test_a_half_written_file_leaves_the_token_before(files: Files, tls: ssl.SSLContext) -> None:
+    """It goes on as long as it counts, and the whole file is taken where it counts no more. Nobody else asks
+    in between: what a subscription sent ahead would be refused too, and its next poll would say so."""
+    async with (
+        secure_cluster(tls) as cluster,
+        AsyncClient(cluster.urls, token=files.token, ca=files.ca) as client,
+    ):
+        for number in range(3):
+            pathlib.Path(files.token[1:]).write_text("two words")
+            assert await client.topics() == []
+            cluster.token = f"{TOKEN}{number}"
+            with pytest.raises(ShoalError, match="the token is not known here"):
+                await client.topics()
+            pathlib.Path(files.token[1:]).write_text(f"{TOKEN}{number}\n")
+            assert await client.topics() == []
 
 
 def test_lone_records_go_on_with_the_new_token(files: Files, tls: ssl.SSLContext) -> None:
