@@ -66,6 +66,12 @@ def server_context(
     return context
 
 
+@pytest.fixture
+def tls(tmp_path: pathlib.Path) -> ssl.SSLContext:
+    """Of agents with TLS."""
+    return server_context(tmp_path)
+
+
 @asynccontextmanager
 async def secure_cluster(tls: ssl.SSLContext | None, count: int = 1) -> AsyncIterator[FakeCluster]:
     """That many agents, which ask for the token."""

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import pathlib
-import pickle
 import re
 import socket
 import ssl
@@ -23,6 +22,7 @@ from fake_group_routes import FakeGroups
 from fake_table_routes import FakeTables
 from secure_cluster import TOKEN, Files, agents_certificate, authority, secure_cluster, server_context
 from secure_cluster import files as files
+from secure_cluster import tls as tls
 
 from shoal import AsyncClient, Client, ClientConfig, ClientError, ShoalError, Unreachable
 from shoal.client.http.bulk import BulkConnections
@@ -31,15 +31,10 @@ from shoal.client.http.requests import Call, Cluster
 from shoal.client.http.routes import UNTRUSTED
 from shoal.client.produce.lone_record import ANSWER_SECONDS
 from shoal.client.produce.producer import batch_of
-from shoal.credentials import Credentials, Secret, credentials_of, token_of
+from shoal.credentials import Credentials, Secret, credentials_of
 from shoal.tls import client_context, tls_reason
 
 WITHOUT = {"ca": "", "certificate": "", "key": "", "token": ""}
-
-
-@pytest.fixture
-def tls(tmp_path: pathlib.Path) -> ssl.SSLContext:
-    return server_context(tmp_path)
 
 
 async def test_every_way_of_a_client_goes_over_tls_with_the_token(files: Files, tls: ssl.SSLContext) -> None:
@@ -178,92 +173,6 @@ async def test_an_unknown_token_is_told_once(files: Files, tls: ssl.SSLContext) 
             await producer.flush()
         await producer.abort()
         assert len([asked for asked in cluster.requests if "/records" in asked]) == 2
-
-
-async def test_a_token_is_exchanged_under_whoever_runs(files: Files, tls: ssl.SSLContext) -> None:
-    """Its file is looked at before each request, and again where one is refused since the old one counts no
-    more, such as one that a subscription sent ahead at that moment."""
-    cluster = FakeCluster(1)
-    cluster.tls, cluster.token = tls, TOKEN
-    FakeGroups(cluster)
-    async with cluster, AsyncClient(cluster.urls, token=files.token, ca=files.ca) as client:
-        partition = cluster.create("t").partitions[0]
-        partition.append([batch_of([b"one"], None)], None)
-        follower = client.consumer("t", start="earliest", follow=True)
-        subscription = await client.subscribe("t", group="g").open()
-        assert (await subscription.poll()).value == b"one"  # type: ignore[union-attr]
-        assert (await follower.poll()).batch.num_rows == 1  # type: ignore[union-attr]
-        for number in range(3):
-            cluster.token = f"{TOKEN}{number}"
-            pathlib.Path(files.token[1:]).write_text(f"{TOKEN}{number}\n")  # before the loop's next turn
-            await cluster.changed()
-            partition.append([batch_of([b"two"], None)], None)
-            async with asyncio.timeout(60):
-                assert await client.topics()
-                for poll in (subscription.poll, follower.poll):
-                    assert await poll() is not None
-        assert "TOKEN" not in repr(client._cluster.credentials)
-        await subscription.close()
-
-
-async def test_a_half_written_file_leaves_the_token_before(files: Files, tls: ssl.SSLContext) -> None:
-    """It goes on as long as it counts, and the whole file is taken where it counts no more. Nobody else asks
-    in between: what a subscription sent ahead would be refused too, and its next poll would say so."""
-    async with (
-        secure_cluster(tls) as cluster,
-        AsyncClient(cluster.urls, token=files.token, ca=files.ca) as client,
-    ):
-        for number in range(3):
-            pathlib.Path(files.token[1:]).write_text("two words")
-            assert await client.topics() == []
-            cluster.token = f"{TOKEN}{number}"
-            with pytest.raises(ShoalError, match="the token is not known here"):
-                await client.topics()
-            pathlib.Path(files.token[1:]).write_text(f"{TOKEN}{number}\n")
-            assert await client.topics() == []
-
-
-def test_lone_records_go_on_with_the_new_token(files: Files, tls: ssl.SSLContext) -> None:
-    """One is refused on the short way and passes on the ordinary one; heads made with the old token are gone,
-    so that those behind it take the short way again."""
-
-    def secured(cluster: FakeCluster) -> None:
-        cluster.tls, cluster.token = tls, TOKEN
-
-    with (
-        cluster_on_thread(1, secured) as cluster,
-        Client(cluster.urls, token=files.token, ca=files.ca) as client,
-        client.producer("t") as producer,
-    ):
-        for _ in range(3):  # the first has no identity yet
-            producer.append(b"a")
-        lone = producer._inner.lone
-        assert lone is not None
-        (old,) = lone._heads.values()
-        assert TOKEN.encode() in old
-        cluster.token = f"{TOKEN}2"
-        pathlib.Path(files.token[1:]).write_text(f"{TOKEN}2")
-        assert producer.append(b"b").offset == 3
-        assert lone._heads == {}
-        lone._paused_until.clear()  # in place of waiting
-        assert producer.append(b"c").offset == 4
-        (new,) = lone._heads.values()
-        assert f"{TOKEN}2".encode() in new
-
-
-def test_a_pickled_token_is_the_newest_and_knows_no_file(files: Files) -> None:
-    """As Spark's tasks get it."""
-    secret = token_of(files.token)
-    pathlib.Path(files.token[1:]).write_text(f"{TOKEN}2")
-    copied = pickle.loads(pickle.dumps(secret))
-    assert type(copied) is Secret
-    assert copied.reveal() == secret.reveal() == f"{TOKEN}2"
-    os.chmod(files.token[1:], 0o644)  # everybody may read it now: it is not taken
-    pathlib.Path(files.token[1:]).write_text(f"{TOKEN}3")
-    assert secret.reveal() == f"{TOKEN}2"
-    os.unlink(files.token[1:])
-    assert secret.reveal() == f"{TOKEN}2"
-    assert TOKEN not in repr(secret)
 
 
 async def to_the_end(poll: Callable[[], Awaitable[object]]) -> None:
