@@ -293,6 +293,8 @@ class FakeAgent:
             self.alive = False
             await stop_listening(self._runner)
             for connection in list(self._runner.server.connections if self._runner.server else []):
+                if connection.transport is not None:
+                    connection.transport.abort()  # with TLS a mere close waits for the client's word
                 connection.force_close()
             await self._runner.cleanup()
 
