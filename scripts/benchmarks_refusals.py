@@ -28,7 +28,7 @@ from shoal.agent.security.tokens import SECRET_BYTES, TOKEN_ID_BYTES, make_token
 REFUSED_PER_SECOND = 1_000
 BEAT_SECONDS = 0.01
 BAR = 0.90
-TURNS = 12  # for each of the others' rounds: single turns scatter from 0.5 to 1.1, and the bar is a tenth away
+TURNS = 12  # for each of the others' rounds: they scatter from 0.5 to 1.1, and the bar is at 0.9
 READ_BYTES = 64 * 1024
 SOCKET_TIMEOUT_SECONDS = 5.0
 START_TIMEOUT_SECONDS = 30.0
