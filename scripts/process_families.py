@@ -56,7 +56,7 @@ def end(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals | N
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals | None) -> None:
     running = [process for process in processes if process.poll() is None]
-    family = [member for process in running for member in _descendants(process.pid)]
+    family = [member for process in running for member in descendants(process.pid)]
     for process in running:
         if number is not None:
             process.send_signal(number)
@@ -65,7 +65,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals | 
         try:
             process.wait(max(0.0, deadline_s - time.monotonic()))
         except subprocess.TimeoutExpired:
-            family += _descendants(process.pid)  # with those that it has started since
+            family += descendants(process.pid)  # with those that it has started since
             process.kill()
             process.wait()
     for member in family:
@@ -74,7 +74,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals | 
         os.close(member)
 
 
-def _descendants(ancestor: int) -> list[int]:
+def descendants(ancestor: int) -> list[int]:
     """A descriptor for each, to be closed."""
     children: dict[int, list[tuple[int, str]]] = {}
     for directory in pathlib.Path("/proc").glob("[0-9]*"):

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.machinery
 import importlib.util
+import os
 import pathlib
 import re
+import select
+import signal
 import subprocess
 import sys
 from types import ModuleType
 
 import pytest
 from cluster_sim import coverage
+from process_families import descendants
 from raft_sim.invariants import InvariantViolation
 from raft_sim.knobs import Knobs
 from raft_sim.simulation import Simulation
+from waiting import LOOK_INTERVAL_S
 
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent.parent / "scripts" / "simulate"
 SHORT_SEED = min(range(40), key=lambda seed: Knobs.of_seed(seed).safety_ms)
@@ -54,6 +60,27 @@ def test_help_shows_an_example_and_nonsense_is_refused() -> None:
     refused = run_script("--seed", "-3")
     assert refused.returncode == 2
     assert "at least 0" in refused.stderr
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+async def test_whoever_ends_it_ends_its_seeds(number: signal.Signals, status: int) -> None:
+    """All that run at that moment."""
+    command = [sys.executable, str(SCRIPT), "--seeds", "1000", "--jobs", "2"]
+    variables = os.environ | {"PYTHONHASHSEED": "0"}  # or the script would begin anew
+    seeds: list[int] = []
+    with subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL) as script:
+        try:
+            while len(seeds) < 2:
+                assert script.poll() is None
+                await asyncio.sleep(LOOK_INTERVAL_S)
+                seeds += descendants(script.pid)
+            script.send_signal(number)
+            assert script.wait(100) == status
+        finally:
+            script.kill()
+    for seed in seeds:
+        assert select.select([seed], [], [], 0)[0], "a seed runs on"
+        os.close(seed)
 
 
 def test_a_failing_seed_is_named_with_its_replay(

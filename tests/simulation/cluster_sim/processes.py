@@ -20,6 +20,7 @@ from typing import Final, Generic, NoReturn, Self, TypeVar
 
 W = TypeVar("W")
 
+ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WHOLE: Final = b"\0whole"
 """Behind a word that was said to its end."""
 
@@ -72,10 +73,14 @@ class Processes(Generic[W]):
         word = os.memfd_create("word")
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
-        if pid == 0:
-            _say(self._do, work, word)
-        self._running[os.pidfd_open(pid)] = _Running(work, pid, word)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)  # a process that is in no list runs on
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _say(self._do, work, word)
+            self._running[os.pidfd_open(pid)] = _Running(work, pid, word)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def wait(self) -> list[Ended[W]]:
         """Those that have ended: one at least, if any runs. Waits for nothing but ends of processes."""
@@ -98,7 +103,9 @@ def _say(do: Callable[[W], str], work: W, word: int) -> NoReturn:
     """In the new process. It ends without cleaning up: what was killed in it never ends."""
     status = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # its parent says that somebody had enough
+        for number in ENDINGS:
+            signal.signal(number, signal.SIG_DFL)  # its parent says what there is to say
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
         gc.disable()  # to the end: coroutines that were killed are never collected
         said = do(work).encode(errors="backslashreplace")
         sys.stdout.flush()

@@ -73,7 +73,7 @@ async def test_a_partition_without_a_leader_is_named(pair: Pair) -> None:
     """The others are described."""
     await pair[0].request("PUT", GROUP)
     pair[0].broker.move("t", 1, None)
-    document = (await pair[0].get(f"{GROUP}?timeout=200ms")).json
+    document = (await pair[0].get(f"{GROUP}?timeout=1s")).json
     assert document["unavailable"] == [1]
     assert [entry["partition"] for entry in document["partitions"]] == [0, 2, 3]
     answer = await pair[0].request("PUT", "/v1/topics/t/groups/new?timeout=300ms")

@@ -347,7 +347,7 @@ async def test_a_fault_after_acks_are_done_is_not_definite(pair: Pair) -> None:
         receipts.append((await receive(first, path, limit=1))["receipt"])
     first.broker.move("t", 3, None)
     body = {"consumer": "c", "request": "r", "retry": True, "ack": receipts}
-    answer = await first.post(f"{GROUP}/receive?timeout=300ms", body)
+    answer = await first.post(f"{GROUP}/receive?timeout=1s", body)
     assert answer.problem("no-leader")["definite"] is False
     assert "receipt-used" in codes(await act(first, "ack", *receipts))
 
