@@ -45,6 +45,7 @@ from shoal.errors import ShoalError
 from shoal.format.hash_ranges import hash_ranges
 from shoal.replication.placement.assignment import birth_voters
 
+LINKS_LOOK_MS = 100  # nobody is told of a link that comes up
 NEWCOMERS_WAIT_MS = 1_500  # gossip tells of a joined cluster within a few hundred milliseconds
 ALTER_ATTEMPTS_MAX = 16
 """Changes of one topic at the same time, each of which makes the others begin again."""
@@ -96,7 +97,7 @@ class TopicService(ClusterView):
         if existing is not None:
             return _is_made_by(key, existing), self._equal_or_differs(existing, settings)
         self._parts().host.free_space.require()  # deletions use what is left of a full disk
-        await self._let_newcomers_in(settings)
+        await self._let_newcomers_in(settings, explicit_factor=explicit_factor)
         entry = await self._new_entry(name, key, settings, explicit_factor=explicit_factor)
         if settings.kind != "log":
             await self._let_level_rise(service, CreateTopic(entry), f"a topic of kind {settings.kind}")
@@ -161,14 +162,18 @@ class TopicService(ClusterView):
         await service.exchange.tell_peers()
         return self._document(entry)
 
-    async def _let_newcomers_in(self, settings: TopicSettings) -> None:
-        """Agents that have just been introduced count as members a moment later than they see themselves."""
-        end_ms = self._clock.now_ms() + NEWCOMERS_WAIT_MS
+    async def _let_newcomers_in(self, settings: TopicSettings, *, explicit_factor: bool) -> None:
+        """Agents that have just been introduced count as members a moment later than they see themselves. A
+        factor that was asked for waits for links too, which may be silent for a moment: it would be refused.
+        Replicas that the default lacks are made later."""
+        roster, end_ms = self._roster, self._clock.now_ms() + NEWCOMERS_WAIT_MS
         wanted = settings.wanted_replicas(MAX_REPLICATION_FACTOR)
-        while len(self._roster.birthplaces()) < wanted and self._roster.newcomers():
+        while (linked := len(roster.birthplaces())) < wanted:
             remaining_ms = end_ms - self._clock.now_ms()
-            if remaining_ms <= 0 or not await self._watch.wait_next(remaining_ms):
+            is_coming = roster.newcomers() or (explicit_factor and len(roster.placeable()) > linked)
+            if remaining_ms <= 0 or not is_coming:
                 return
+            await self._watch.wait_next(min(remaining_ms, LINKS_LOOK_MS))
 
     async def _let_level_rise(self, service: CatalogService, command: Command, subject: str) -> None:
         """A cluster that was just founded takes its level within half a second. ShoalError level-too-low."""

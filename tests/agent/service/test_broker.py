@@ -248,41 +248,6 @@ async def test_creation_is_for_the_catalogs_leader() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_creation_places_on_live_members_only() -> None:
-    """The default factor takes what there is; an explicit one is exact or refused."""
-    fixture = Fixture()
-    made, document = await fixture.broker.create_topic("t", {"partitions": 4}, 100)
-    assert made
-    holders = {replica["id"] for item in document["partitions"] for replica in item["replicas"]}
-    assert holders == {SELF, OTHER}
-    assert (document["effective_replication_factor"], document["under_replicated"]) == (2, 4)
-    assert fixture.catalog.told == 1
-    refused = await code(fixture.broker.create_topic("u", {"replication_factor": 3}, 100))
-    assert refused.code == "not-enough-members"
-    birthplaces, fixture.roster.birthplaces = fixture.roster.birthplaces, list  # type: ignore[method-assign, assignment]
-    drained = await code(fixture.broker.create_topic("v", None, 100))
-    assert drained.code == "not-enough-members"
-    assert "--undo" in str(drained)
-    fixture.roster.birthplaces = birthplaces  # type: ignore[method-assign]
-    assert await fixture.broker.create_topic("t", {"partitions": 4}, 100) == (False, document)
-
-
-@pytest.mark.usefixtures("quick")
-async def test_creation_waits_for_members_on_their_way() -> None:
-    """Three agents that have just started and a script that creates at once: the third counts a moment
-    later.
-    """
-    fixture = Fixture()
-    fixture.roster.list[2] = member(GONE, cid="")
-    creating = asyncio.create_task(fixture.broker.create_topic("t", {"replication_factor": 3}, 100))
-    await asyncio.sleep(0.01)
-    assert not creating.done()
-    fixture.roster.list[2] = member(GONE)
-    fixture.watch.changed()
-    assert (await creating)[1]["effective_replication_factor"] == 3
-
-
-@pytest.mark.usefixtures("quick")
 async def test_a_lost_race_is_answered_by_what_was_committed() -> None:
     """The same settings: not created by us, and fine. Others: topic-differs."""
     for partitions, expected in ((1, None), (2, "topic-differs")):
